@@ -1,0 +1,31 @@
+// Memory for measurements: page aligned, on huge pages where the system gives them, touched once.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace bench {
+
+class Buffer {
+ public:
+  explicit Buffer(int64_t bytes);
+  ~Buffer();
+  Buffer(Buffer&& other) noexcept;
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+
+  void* data() const { return data_; }
+  int64_t bytes() const { return bytes_; }
+
+ private:
+  void* data_;
+  int64_t bytes_;
+  int64_t mapped_;
+};
+
+// Memory that can be taken without swapping, in bytes.
+int64_t available_memory();
+// One core's L2, in bytes.
+int64_t l2_bytes();
+
+}  // namespace bench

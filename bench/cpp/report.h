@@ -1,0 +1,35 @@
+// What a run leaves behind: a line per cell on the terminal and one JSON file.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cases.h"
+
+namespace bench {
+
+struct Timing {
+  double median = 0;  // seconds per call
+  double spread = 0;  // half the distance of the quartiles, as a share of the median
+};
+
+struct Result {
+  Case what;
+  int64_t bytes = 0;
+  Timing ours, copy;
+  std::string copy_name;   // the copy that was faster
+  double limit_ratio = 0;  // median over the rounds of copy time / our time
+  double error = 0;        // largest error as a share of the tolerance
+};
+
+void print_header();
+void print_line(const Result& r);
+
+// Geometric means of the limit ratio by operation, direction, type, threads and place, one line each.
+void print_means(const std::vector<Result>& results);
+
+// Throws std::runtime_error when the file cannot be written.
+void write_json(const std::string& path, const std::string& set, int repeats, const Machine& machine,
+                const std::vector<Result>& results);
+
+}  // namespace bench
