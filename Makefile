@@ -64,7 +64,7 @@ build: setup-build build/wheel.stamp  ## The library and the wheel; the wheel is
 build/wheel.stamp: $(shell find include src cmake python CMakeLists.txt pyproject.toml -not -path '*/__pycache__*')
 	@mkdir -p build && rm -rf build/wheel
 	@$(progress) "Building the library and the wheel" $(PY) -m pip wheel . -v -w build/wheel --no-deps \
-	  --disable-pip-version-check --no-build-isolation -C build-dir=build/release
+	  --disable-pip-version-check --no-build-isolation --config-settings=build-dir=build/release
 	@$(PY) -m pip install --quiet --disable-pip-version-check --force-reinstall --no-deps build/wheel/*.whl
 	@touch $@
 
