@@ -10,6 +10,7 @@
 
 #include "normkit/tensor.h"
 
+#pragma GCC visibility push(default)
 namespace normkit {
 
 // Where an intermediate result is rounded.
@@ -97,3 +98,4 @@ void rms_norm_backward(const NormGradArgs& args, const Exec& exec = {});
 void l2_norm_backward(const NormGradArgs& args, const Exec& exec = {});
 
 }  // namespace normkit
+#pragma GCC visibility pop

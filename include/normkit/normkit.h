@@ -7,6 +7,7 @@
 #include "normkit/norm.h"
 #include "normkit/tensor.h"
 
+#pragma GCC visibility push(default)
 namespace normkit {
 
 // "1.2.3"
@@ -20,3 +21,4 @@ std::vector<std::string> targets();
 int64_t cache_bytes();
 
 }  // namespace normkit
+#pragma GCC visibility pop

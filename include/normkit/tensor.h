@@ -14,6 +14,12 @@
 
 namespace normkit {
 
+// Thrown for an operand of a type that the operation does not take; every other caller mistake is a plain
+// std::invalid_argument.
+struct __attribute__((visibility("default"))) dtype_error : std::invalid_argument {
+  using std::invalid_argument::invalid_argument;
+};
+
 enum class DType : uint8_t { none, f32, f64, bf16, f16 };
 
 // Bytes of one element; 0 for DType::none.

@@ -1,0 +1,83 @@
+// The kernels of one (target, x dtype), as a table. Compiled once per NORMKIT_SIMD and NORMKIT_X.
+#include "rows/backward-inl.h"
+#include "rows/forward-inl.h"
+
+#define NORMKIT_JOIN_(a, b, c) a##_##b##_##c
+#define NORMKIT_JOIN(a, b, c) NORMKIT_JOIN_(a, b, c)
+
+namespace normkit {
+namespace NORMKIT_SIMD {
+namespace {
+
+void forward(const Forward& call, int64_t row0, int64_t row1) {
+  call.recipe.centre ? forward_rows<true>(call, row0, row1) : forward_rows<false>(call, row0, row1);
+}
+
+template <bool kCentre>
+Moments part_moments(const Source& src, int64_t row, int64_t c0, int64_t c1) {
+  Summer<kCentre> sum;
+  sum.start(row_of(src, row), c0, c1);
+  sum.feed(c1);
+  return sum.total();
+}
+Moments block_moments(const Source& src, const Recipe& r, int64_t row, int64_t c0, int64_t c1) {
+  return r.centre ? part_moments<true>(src, row, c0, c1) : part_moments<false>(src, row, c0, c1);
+}
+
+RowStats merged_stats(const Source& src, const Recipe& r, int64_t cols, int64_t row, const Moments& merged) {
+  return finish(row_of(src, row), r, cols, merged);
+}
+
+void apply(const Forward& call, int64_t row, int64_t c0, int64_t c1, const RowStats& stats) {
+  if (c0 == 0) put_stats(call, row, stats);
+  const ForwardRow r = row_of(call, row, stats);
+  call.recipe.centre ? apply_columns<true>(r, c0, c1, call.stream) : apply_columns<false>(r, c0, c1, call.stream);
+  if (call.stream) stream_fence();
+}
+
+void backward(const Backward& call, int64_t row0, int64_t row1, void* dweight, void* dbias) {
+  call.recipe.centre ? backward_rows<true>(call, row0, row1, dweight, dbias)
+                     : backward_rows<false>(call, row0, row1, dweight, dbias);
+}
+
+RowStats saved(const Backward& call, int64_t row) {
+  return call.recipe.centre ? saved_stats<true>(call, row) : saved_stats<false>(call, row);
+}
+
+GradSums part_grad_sums(const Backward& call, int64_t row, int64_t c0, int64_t c1, const RowStats& stats) {
+  const GradRow r = row_of(call, row, stats);
+  return call.recipe.centre ? grad_sums<true>(r, c0, c1) : grad_sums<false>(r, c0, c1);
+}
+
+void grad_apply(const Backward& call, int64_t row0, int64_t row1, int64_t c0, int64_t c1, const RowStats* stats,
+                const GradSums* sums, void* dweight, void* dbias) {
+  C *dw = static_cast<C*>(dweight), *db = static_cast<C*>(dbias);
+  for (int64_t row = row0; row < row1; ++row) {
+    GradRow r = row_of(call, row, stats[row]);
+    set_sums(r, call.recipe, call.cols, sums[row]);
+    call.recipe.centre ? grad_columns<true, false>(&r, 1, c0, c1, dw, db)
+                       : grad_columns<false, false>(&r, 1, c0, c1, dw, db);
+  }
+}
+
+// Weight-gradient sums are held in register order; totals are in natural order.
+void add_block(const void* block, double* total, int64_t c0, int64_t c1) {
+  const C* sums = static_cast<const C*>(block);
+  for (int64_t c = c0; c < c1; c += kPairElems) {
+    C natural[kPairElems];
+    store_c({load_vec<V>(sums + c), load_vec<V>(sums + c + L)}, natural);
+    for (int64_t j = 0; j < min64(kPairElems, c1 - c); ++j) total[c + j] += static_cast<double>(natural[j]);
+  }
+}
+
+}  // namespace
+}  // namespace NORMKIT_SIMD
+
+namespace rows {
+extern const Kernels NORMKIT_JOIN(kernels, NORMKIT_SIMD, NORMKIT_X);
+const Kernels NORMKIT_JOIN(kernels, NORMKIT_SIMD, NORMKIT_X) = {
+    NORMKIT_SIMD::forward,  NORMKIT_SIMD::block_moments,  NORMKIT_SIMD::merged_stats, NORMKIT_SIMD::apply,
+    NORMKIT_SIMD::backward, NORMKIT_SIMD::saved,          NORMKIT_SIMD::part_grad_sums,
+    NORMKIT_SIMD::grad_apply, NORMKIT_SIMD::add_block};
+}  // namespace rows
+}  // namespace normkit

@@ -1,0 +1,336 @@
+// Sweep 1: the statistics of a row, in the order of sums of docs/numerics.md.
+#pragma once
+
+#include "rows/rows.h"
+#include "simd/pack.h"
+
+namespace normkit::NORMKIT_SIMD {
+namespace {
+
+using namespace normkit::rows;  // plain data only
+
+NORMKIT_INLINE int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+NORMKIT_INLINE double max_or_nan(double a, double b) { return a < b ? b : a; }
+
+// ---- one operand's row -----------------------------------------------------------------------------------------------
+struct RowPtr {
+  const char* p = nullptr;
+  bool f32 = false;
+};
+NORMKIT_INLINE RowPtr row_of(const Operand& o, int64_t row) {
+  return {o.data ? o.data + row * o.step : nullptr, o.f32};
+}
+NORMKIT_INLINE Pair load(RowPtr o, int64_t c) {
+  if (kX != Elem::f32 && o.f32) return load_f32(reinterpret_cast<const float*>(o.p) + c);
+  return load_x(reinterpret_cast<const X*>(o.p) + c);
+}
+template <bool kStream>
+NORMKIT_INLINE void store(RowPtr o, int64_t c, Pair v) {
+  char* p = const_cast<char*>(o.p);
+  if (kX != Elem::f32 && o.f32) {
+    store_f32<kStream>(v, reinterpret_cast<float*>(p) + c);
+  } else {
+    store_x<kStream>(v, reinterpret_cast<X*>(p) + c);
+  }
+}
+NORMKIT_INLINE int elem_bytes(RowPtr o) { return o.f32 ? 4 : static_cast<int>(sizeof(X)); }
+
+// Fewer than a pair of elements at the end of a row are moved through a buffer, so that no load or store leaves the
+// row. `Staged` stands in for the operand: its element c lies in the buffer.
+struct Staged {
+  alignas(64) char bytes[kPairElems * sizeof(double)] = {};
+  RowPtr in(RowPtr o, int64_t c, int64_t count) {
+    if (!o.p) return o;
+    __builtin_memcpy(bytes, o.p + c * elem_bytes(o), static_cast<uint64_t>(count * elem_bytes(o)));
+    return out(o, c);
+  }
+  RowPtr out(RowPtr o, int64_t c) const { return {o.p ? bytes - c * elem_bytes(o) : nullptr, o.f32}; }
+  void flush(RowPtr o, int64_t c, int64_t count) const {
+    if (o.p)
+      __builtin_memcpy(const_cast<char*>(o.p) + c * elem_bytes(o), bytes, static_cast<uint64_t>(count * elem_bytes(o)));
+  }
+};
+
+// ---- h = x + residual ------------------------------------------------------------------------------------------------
+struct SourceRow {
+  RowPtr x, residual;
+  bool round_h, h_f32;
+};
+NORMKIT_INLINE SourceRow row_of(const Source& s, int64_t row) {
+  return {row_of(s.x, row), row_of(s.residual, row), s.round_h, s.h_f32};
+}
+NORMKIT_INLINE Pair load(const SourceRow& s, int64_t c) {
+  Pair h = load_x(reinterpret_cast<const X*>(s.x.p) + c);
+  if (s.residual.p) {
+    h = h + load(s.residual, c);
+    if (s.round_h) h = s.h_f32 ? round_f32(h) : round_x(h);
+  }
+  return h;
+}
+// count <= 64 elements of h from c on, in natural order; the rest of `out` is left as it is.
+inline void load_natural(const SourceRow& s, int64_t c, int64_t count, C* out) {
+  int64_t i = 0;
+  for (; i + kPairElems <= count; i += kPairElems) store_c(load(s, c + i), out + i);
+  if (i == count) return;
+  Staged x, r;
+  SourceRow tail = s;
+  tail.x = x.in(s.x, c + i, count - i);
+  tail.residual = r.in(s.residual, c + i, count - i);
+  C last[kPairElems];
+  store_c(load(tail, c + i), last);
+  for (int64_t k = i; k < count; ++k) out[k] = last[k - i];
+}
+
+// ---- block sums ------------------------------------------------------------------------------------------------------
+// The 64 lanes of the sums of one block, kept in memory between two calls of the sweep.
+struct Lanes {
+  alignas(64) Pair s1[kPairs], s2[kPairs];
+};
+
+// Pairs of accumulators that fit in registers for `kSums` sums; the sweep goes over its columns once per group.
+template <int kSums>
+inline constexpr int kGroup = kRegisters / 4 / kSums < kPairs ? kRegisters / 4 / kSums : kPairs;
+
+// Adds elements [c, end) to the lanes; c starts a group of 64. `Op` says what a pair at column c adds to its lanes of
+// the two sums (add), the same for a last pair of `count` elements (add_partial), and how many sums it uses (kSums).
+template <class Op>
+NORMKIT_INLINE void sweep(Lanes& lanes, int64_t c, int64_t end, const Op& op) {
+  constexpr int kG = kGroup<Op::kSums>;
+  const int64_t whole = c + ((end - c) & ~int64_t{kSumLanes - 1});
+  for (int g = 0; g < kPairs; g += kG) {
+    Pair s1[kG], s2[kG];
+#pragma GCC unroll 8
+    for (int k = 0; k < kG; ++k) s1[k] = lanes.s1[g + k], s2[k] = lanes.s2[g + k];
+    for (int64_t i = c + g * kPairElems; i < whole; i += kSumLanes) {
+#pragma GCC unroll 8
+      for (int k = 0; k < kG; ++k) op.add(i + k * kPairElems, s1[k], s2[k]);
+    }
+#pragma GCC unroll 8
+    for (int k = 0; k < kG; ++k) lanes.s1[g + k] = s1[k], lanes.s2[g + k] = s2[k];
+  }
+  int k = 0;
+  for (c = whole; c + kPairElems <= end; c += kPairElems, ++k) op.add(c, lanes.s1[k], lanes.s2[k]);
+  if (c < end) op.add_partial(c, end - c, lanes.s1[k], lanes.s2[k]);
+}
+
+// The sums of moments: distance from the shift, and its square (without a centre: the square alone, shift 0).
+template <bool kCentre>
+struct MomentsOp {
+  static constexpr int kSums = kCentre ? 2 : 1;
+  SourceRow src;
+  C shift_value;
+  V shift = splat(shift_value);
+
+  NORMKIT_INLINE void add(int64_t c, Pair& s1, Pair& s2) const { add_pair(load(src, c), s1, s2); }
+  // Missing elements must add nothing: they are set to the shift, so that their distance from it is 0.
+  __attribute__((noinline)) void add_partial(int64_t c, int64_t count, Pair& s1, Pair& s2) const {
+    C last[kPairElems];
+    load_natural(src, c, count, last);
+    for (int64_t j = count; j < kPairElems; ++j) last[j] = shift_value;
+    add_pair(load_c(last), s1, s2);
+  }
+
+ private:
+  NORMKIT_INLINE void add_pair(Pair d, Pair& s1, Pair& s2) const {
+    if constexpr (kCentre) {
+      d = d - shift;
+      s1 = s1 + d;
+    }
+    s2 = fma(d, d, s2);
+  }
+};
+
+// The mean of 64 probes: the first 64 elements of the block, the last one repeated in a shorter block.
+inline C probe_shift(const SourceRow& s, int64_t c, int64_t m) {
+  Pair p[kPairs];
+  if (m >= kSumLanes) {
+    for (int k = 0; k < kPairs; ++k) p[k] = load(s, c + k * kPairElems);
+  } else {
+    C probe[kSumLanes];
+    load_natural(s, c, m, probe);
+    for (int64_t j = m; j < kSumLanes; ++j) probe[j] = probe[m - 1];
+    for (int k = 0; k < kPairs; ++k) p[k] = load_c(probe + k * kPairElems);
+  }
+  return sum_lanes(p) * static_cast<C>(1.0 / kSumLanes);
+}
+
+// Statistics of columns [begin, end) of a row, fed from left to right in portions that are multiples of 64.
+template <bool kCentre>
+class Summer {
+ public:
+  NORMKIT_INLINE void start(const SourceRow& s, int64_t begin, int64_t end) {
+    src_ = s;
+    pos_ = begin;
+    end_ = end;
+    total_ = {};
+  }
+  NORMKIT_INLINE void feed(int64_t until) {
+    until = min64(until, end_);
+    while (pos_ < until) {
+      const int64_t block = pos_ & ~(kBlock - 1), block_end = min64(block + kBlock, end_);
+      if (pos_ == block) open_block(block_end - block);
+      const int64_t stop = min64(until, block_end);
+      sweep(lanes_, pos_, stop, MomentsOp<kCentre>{src_, shift_});
+      pos_ = stop;
+      if (pos_ == block_end) close_block(block_end - block);
+    }
+  }
+  const Moments& total() const { return total_; }
+
+ private:
+  NORMKIT_INLINE void open_block(int64_t m) {
+    shift_ = kCentre ? probe_shift(src_, pos_, m) : C{0};
+    for (int k = 0; k < kPairs; ++k) lanes_.s1[k] = lanes_.s2[k] = Pair{};
+  }
+  NORMKIT_INLINE void close_block(int64_t m) {
+    const double s2 = static_cast<double>(sum_lanes(lanes_.s2));
+    if constexpr (!kCentre) {
+      total_.m2 += s2;
+      total_.n += static_cast<double>(m);
+      return;
+    }
+    const double s1 = static_cast<double>(sum_lanes(lanes_.s1)), delta = s1 / static_cast<double>(m);
+    merge(total_, {static_cast<double>(m), static_cast<double>(shift_), delta, max_or_nan(s2 - s1 * delta, 0),
+                   s1 * delta});
+  }
+
+  SourceRow src_;
+  Lanes lanes_;
+  C shift_ = 0;
+  int64_t pos_ = 0, end_ = 0;
+  Moments total_;
+};
+
+// ---- from the sums to rstd -------------------------------------------------------------------------------------------
+// 0 where the formula says 1/0: a constant row then gives xhat = 0 and finite gradients.
+NORMKIT_INLINE double inverse(double d) { return d == 0 ? 0 : 1 / d; }
+
+NORMKIT_INLINE void set_rstd(RowStats& s, double q, double eps, EpsKind kind) {
+  if (kind == EpsKind::inside) {
+    s.rstd = inverse(__builtin_sqrt(q + eps));
+    return;
+  }
+  const double root = __builtin_sqrt(q);
+  if (kind == EpsKind::outside) {
+    s.rstd = inverse(root + eps);
+    s.c = root == 0 ? 0 : (root + eps) / root;
+  } else {
+    s.rstd = inverse(root < eps ? eps : root);
+    s.c = root < eps ? 0 : 1;
+  }
+}
+
+// The sums above cannot be trusted: the probes missed the mean by more than two standard deviations, squares
+// overflowed, or they may have underflowed while eps does not dominate. Decided by the data alone.
+NORMKIT_INLINE bool needs_rescue(const Moments& m, double q, const Recipe& r) {
+  constexpr double kTiny = sizeof(C) == 8 ? 0x1p-900 : 0x1p-100, kHuge = sizeof(C) == 8 ? 0x1p1023 : 0x1p127;
+  const double base = q + (r.eps_kind == EpsKind::inside ? r.eps : r.eps * r.eps);
+  return !(m.slack <= 4 * m.m2) || !(m.m2 <= kHuge) || !(base >= kTiny);
+}
+
+__attribute__((noinline)) RowStats rescue(const SourceRow& src, const Recipe& r, int64_t cols);
+
+NORMKIT_INLINE RowStats finish(const SourceRow& src, const Recipe& r, int64_t cols, const Moments& m) {
+  RowStats s;
+  const double q = r.sum ? m.m2 : m.m2 / static_cast<double>(cols);
+  if (__builtin_expect(needs_rescue(m, q, r), 0)) return rescue(src, r, cols);
+  set_rstd(s, q, r.eps, r.eps_kind);
+  s.rstd_out = s.rstd;
+  s.mean_out = m.origin + m.shift;
+  s.m0 = sizeof(C) == 8 ? m.origin : static_cast<double>(static_cast<float>(s.mean_out));
+  s.delta = sizeof(C) == 8 ? m.shift : s.mean_out - s.m0;
+  return s;
+}
+
+template <bool kCentre>
+NORMKIT_INLINE RowStats row_stats(const SourceRow& src, const Recipe& r, int64_t cols) {
+  Summer<kCentre> sum;
+  sum.start(src, 0, cols);
+  sum.feed(cols);
+  return finish(src, r, cols, sum.total());
+}
+
+// ---- rescue: two passes in f64, in the same order of sums --------------------------------------------------------------
+// Calls f(natural-order elements of h, count, lane sums) for each group of 64, and returns the sum over blocks.
+template <class F>
+inline double wide_sum(const SourceRow& src, int64_t cols, const F& f) {
+  double total = 0;
+  for (int64_t block = 0; block < cols; block += kBlock) {
+    double lane[kSumLanes] = {};
+    C h[kSumLanes];
+    const int64_t end = min64(block + kBlock, cols);
+    for (int64_t c = block; c < end; c += kSumLanes) {
+      const int64_t count = min64(kSumLanes, end - c);
+      load_natural(src, c, count, h);
+      for (int64_t j = 0; j < count; ++j) lane[j] = f(static_cast<double>(h[j]), lane[j]);
+    }
+    for (int half = kSumLanes / 2; half > 0; half /= 2)
+      for (int j = 0; j < half; ++j) lane[j] += lane[j + half];
+    total += lane[0];
+  }
+  return total;
+}
+
+// A power of two that brings f64 data near 1 when its squares would leave the range; 1 for all f32 data, whose squares
+// f64 holds. Small data are only lifted as far as eps, lifted by the square, stays finite: beyond that eps dominates.
+inline double rescue_scale(const SourceRow& src, int64_t cols, double eps) {
+  if (sizeof(C) == 4) return 1;
+  double largest = 0;
+  wide_sum(src, cols, [&](double h, double) {
+    const double a = __builtin_fabs(h);
+    largest = a > largest ? a : largest;
+    return 0.0;
+  });
+  if (!(largest < __builtin_inf()) || largest == 0) return 1;
+  const int e = __builtin_ilogb(largest);
+  if (e > 480) return __builtin_ldexp(1, -e);
+  if (e >= -480) return 1;
+  const int lift = -e < 1000 ? -e : 1000;
+  const int room = eps > 0 ? (1000 - __builtin_ilogb(eps)) / 2 : 1000;
+  return __builtin_ldexp(1, lift < room ? lift : room);
+}
+
+__attribute__((noinline)) RowStats rescue(const SourceRow& src, const Recipe& r, int64_t cols) {
+  RowStats s;
+  const double n = static_cast<double>(cols);
+  s.slow = true;
+  s.scale = rescue_scale(src, cols, r.eps);
+  if (r.centre) {
+    s.m0 = wide_sum(src, cols, [&](double h, double acc) { return acc + h * s.scale; }) / n;
+    s.delta = wide_sum(src, cols, [&](double h, double acc) { return acc + (h * s.scale - s.m0); }) / n;
+  }
+  const double m2 = wide_sum(src, cols, [&](double h, double acc) {
+    const double d = (h * s.scale - s.m0) - s.delta;
+    return acc + d * d;
+  });
+  const double eps_scale = r.eps_kind == EpsKind::inside ? s.scale * s.scale : s.scale;
+  set_rstd(s, r.sum ? m2 : m2 / n, r.eps * eps_scale, r.eps_kind);
+  s.mean_out = (s.m0 + s.delta) / s.scale;
+  s.rstd_out = s.rstd * s.scale;
+  return s;
+}
+
+// ---- xhat ------------------------------------------------------------------------------------------------------------
+struct XhatMaker {
+  V m0, delta, rstd;
+  const RowStats* slow;  // null: the fast form
+};
+NORMKIT_INLINE XhatMaker xhat_maker(const RowStats& s) {
+  return {splat(static_cast<C>(s.m0)), splat(static_cast<C>(s.delta)), splat(static_cast<C>(s.rstd)),
+          s.slow ? &s : nullptr};
+}
+__attribute__((noinline)) Pair slow_xhat(Pair h, const RowStats& s) {
+  C buf[kPairElems];
+  store_c(h, buf);
+  for (C& e : buf) e = static_cast<C>(((static_cast<double>(e) * s.scale - s.m0) - s.delta) * s.rstd);
+  return load_c(buf);
+}
+template <bool kCentre>
+NORMKIT_INLINE Pair xhat_of(const XhatMaker& k, Pair h) {
+  if (__builtin_expect(k.slow != nullptr, 0)) return slow_xhat(h, *k.slow);
+  if constexpr (kCentre) h = (h - k.m0) - k.delta;
+  return h * k.rstd;
+}
+
+}  // namespace
+}  // namespace normkit::NORMKIT_SIMD

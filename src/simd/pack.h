@@ -1,0 +1,214 @@
+// Pair: 2L consecutive elements of any storage type, widened to two vectors of the compute type, and back.
+//
+// The lanes of a pair are held in the order that costs least to make. f32, f64 and f16: {lower half, upper half}.
+// bf16: {even, odd elements}, since a shift and a mask then widen a whole register. The contract fixes which elements a
+// lane sums, not where the lane is held; sum_lanes() meets both orders in the right step of the tree.
+#pragma once
+
+#include "simd/vec.h"
+
+namespace normkit::NORMKIT_SIMD {
+namespace {
+
+enum class Elem { f32, f64, bf16, f16 };
+inline constexpr Elem kX = Elem::NORMKIT_X;  // x's type in this translation unit
+inline constexpr bool kEvenOdd = kX == Elem::bf16;
+
+template <Elem e>
+struct ElemTraits {
+  using Stored = float;
+  using Compute = float;
+};
+template <>
+struct ElemTraits<Elem::f64> {
+  using Stored = double;
+  using Compute = double;
+};
+template <>
+struct ElemTraits<Elem::bf16> {
+  using Stored = uint16_t;
+  using Compute = float;
+};
+template <>
+struct ElemTraits<Elem::f16> {
+  using Stored = uint16_t;
+  using Compute = float;
+};
+using X = ElemTraits<kX>::Stored;
+using C = ElemTraits<kX>::Compute;
+using V = Vec<C>;
+inline constexpr int L = kLanes<C>;
+
+inline constexpr int kSumLanes = 64;                 // lanes of a block sum (normative)
+inline constexpr int kPairElems = 2 * L;             // elements of a pair
+inline constexpr int kPairs = kSumLanes / kPairElems;  // pairs that hold all lanes of a sum
+
+struct Pair {
+  V a, b;
+};
+NORMKIT_INLINE Pair operator+(Pair p, Pair q) { return {p.a + q.a, p.b + q.b}; }
+NORMKIT_INLINE Pair operator-(Pair p, V v) { return {p.a - v, p.b - v}; }
+NORMKIT_INLINE Pair operator+(Pair p, V v) { return {p.a + v, p.b + v}; }
+NORMKIT_INLINE Pair operator*(Pair p, V v) { return {p.a * v, p.b * v}; }
+NORMKIT_INLINE Pair operator*(Pair p, Pair q) { return {p.a * q.a, p.b * q.b}; }
+NORMKIT_INLINE Pair fma(Pair p, Pair q, Pair r) { return {fma(p.a, q.a, r.a), fma(p.b, q.b, r.b)}; }
+NORMKIT_INLINE Pair fma(Pair p, V v, Pair r) { return {fma(p.a, v, r.a), fma(p.b, v, r.b)}; }
+
+// ---- binary16 --------------------------------------------------------------------------------------------------------
+using F16Vec = uint16_t __attribute__((vector_size(kVecBytes / 2)));  // as many binary16 as a VF has lanes
+
+NORMKIT_INLINE VF widen_f16(const uint16_t* p) {
+#if defined(__AVX512F__)
+  return (VF)_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+#elif defined(__AVX2__)
+  return (VF)_mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+#elif defined(__aarch64__)
+  return (VF)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)));
+#else
+  const VU b = __builtin_convertvector(load_vec<F16Vec>(p), VU);
+  const VU sign = (b & 0x8000u) << 16, a = (b & 0x7fffu) << 13;
+  const VF finite = (VF)a * 0x1p112f;  // rebias; exact, subnormals included
+  const VU special = (VU)(a >= (0x7c00u << 13)) & (0x7f800000u | (VU)((a > (0x7c00u << 13)) & 0x400000u));
+  return (VF)((VU)finite | special | sign);
+#endif
+}
+NORMKIT_INLINE F16Vec narrow_f16(VF v) {
+#if defined(__AVX512F__)
+  return (F16Vec)_mm512_cvtps_ph((__m512)v, _MM_FROUND_TO_NEAREST_INT);
+#elif defined(__AVX2__)
+  return (F16Vec)_mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT);
+#elif defined(__aarch64__)
+  return (F16Vec)vcvt_f16_f32((float32x4_t)v);
+#else
+  const VU b = (VU)v, sign = (b >> 16) & 0x8000u, a = b & 0x7fffffffu;
+  const VU normal = (a - 0x38000000u + 0xfffu + ((a >> 13) & 1u)) >> 13;
+  const VU subnormal = (VU)((VF)a + 0.5f) - 0x3f000000u;  // the addition rounds to multiples of 2^-24
+  VU r = a >= 0x38800000u ? normal : subnormal;
+  r = a >= 0x477ff000u ? splat(0x7c00u) : r;  // 65520 and above round to infinity
+  r = a > 0x7f800000u ? splat(0x7e00u) : r;
+  return __builtin_convertvector(r | sign, F16Vec);
+#endif
+}
+
+// ---- bfloat16 --------------------------------------------------------------------------------------------------------
+// The rounded value in the upper 16 bits; the lower bits are left over. On the bits, since the instructions that
+// convert flush subnormals. NaN becomes the canonical one: rounding its bits could overflow into infinity.
+NORMKIT_INLINE VU round_bf16_bits(VF v) {
+  const VU b = (VU)v;
+  const VU r = b + 0x7fffu + ((b >> 16) & 1u);
+  return v == v ? r : splat(0x7fc00000u);
+}
+NORMKIT_INLINE VF round_bf16(VF v) { return (VF)(round_bf16_bits(v) & 0xffff0000u); }
+
+// ---- operands stored as x's type -------------------------------------------------------------------------------------
+NORMKIT_INLINE Pair load_x(const X* p) {
+  if constexpr (kX == Elem::bf16) {
+    const VU u = load_vec<VU>(p);
+    return {(V)(VF)(u << 16), (V)(VF)(u & 0xffff0000u)};
+  } else if constexpr (kX == Elem::f16) {
+    const uint16_t* h = reinterpret_cast<const uint16_t*>(p);
+    return {(V)widen_f16(h), (V)widen_f16(h + L)};
+  } else {
+    return {load_vec<V>(p), load_vec<V>(p + L)};
+  }
+}
+
+template <bool kStream>
+NORMKIT_INLINE void put(auto v, void* p) {
+  if constexpr (kStream) {
+    stream_vec(v, p);
+  } else {
+    store_vec(v, static_cast<char*>(p));
+  }
+}
+// kStream: p is aligned to kVecBytes.
+template <bool kStream = false>
+NORMKIT_INLINE void store_x(Pair v, X* p) {
+  if constexpr (kX == Elem::bf16) {
+    const VU even = round_bf16_bits((VF)v.a) >> 16, odd = round_bf16_bits((VF)v.b) & 0xffff0000u;
+    put<kStream>(even | odd, p);
+  } else if constexpr (kX == Elem::f16) {
+    const F16Vec halves[2] = {narrow_f16((VF)v.a), narrow_f16((VF)v.b)};
+    put<kStream>(load_vec<VU>(halves), p);
+  } else {
+    put<kStream>(v.a, p);
+    put<kStream>(v.b, p + L);
+  }
+}
+// To x's type and back.
+NORMKIT_INLINE Pair round_x(Pair v) {
+  if constexpr (kX == Elem::bf16) {
+    return {(V)round_bf16((VF)v.a), (V)round_bf16((VF)v.b)};
+  } else if constexpr (kX == Elem::f16) {
+    const F16Vec a = narrow_f16((VF)v.a), b = narrow_f16((VF)v.b);
+    return {(V)widen_f16(reinterpret_cast<const uint16_t*>(&a)), (V)widen_f16(reinterpret_cast<const uint16_t*>(&b))};
+  } else {
+    return v;
+  }
+}
+
+// ---- operands stored as f32 ------------------------------------------------------------------------------------------
+using HalfF = float __attribute__((vector_size(kVecBytes / 2)));  // f32 of as many lanes as a VD
+
+NORMKIT_INLINE Pair load_f32(const float* p) {
+  if constexpr (kX == Elem::f64) {
+    return {(V) __builtin_convertvector(load_vec<HalfF>(p), VD), (V) __builtin_convertvector(load_vec<HalfF>(p + L), VD)};
+  } else {
+    const VF lo = load_vec<VF>(p), hi = load_vec<VF>(p + L);
+    if constexpr (kEvenOdd) return {(V)every_second<0>(lo, hi), (V)every_second<1>(lo, hi)};
+    return {(V)lo, (V)hi};
+  }
+}
+template <bool kStream = false>
+NORMKIT_INLINE void store_f32(Pair v, float* p) {
+  if constexpr (kX == Elem::f64) {
+    const HalfF lo = __builtin_convertvector((VD)v.a, HalfF), hi = __builtin_convertvector((VD)v.b, HalfF);
+    store_vec(lo, p);
+    store_vec(hi, p + L);
+  } else if constexpr (kEvenOdd) {
+    put<kStream>(interleave<0>((VF)v.a, (VF)v.b), p);
+    put<kStream>(interleave<L / 2>((VF)v.a, (VF)v.b), p + L);
+  } else {
+    put<kStream>((VF)v.a, p);
+    put<kStream>((VF)v.b, p + L);
+  }
+}
+NORMKIT_INLINE Pair round_f32(Pair v) {
+  if constexpr (kX == Elem::f64) {
+    return {(V) __builtin_convertvector(__builtin_convertvector((VD)v.a, HalfF), VD),
+            (V) __builtin_convertvector(__builtin_convertvector((VD)v.b, HalfF), VD)};
+  } else {
+    return v;
+  }
+}
+
+// ---- compute type in memory, natural order ---------------------------------------------------------------------------
+NORMKIT_INLINE Pair load_c(const C* p) {
+  if constexpr (kX == Elem::f64) {
+    return {load_vec<V>(p), load_vec<V>(p + L)};
+  } else {
+    return load_f32(reinterpret_cast<const float*>(p));
+  }
+}
+NORMKIT_INLINE void store_c(Pair v, C* p) {
+  if constexpr (kX == Elem::f64) {
+    store_vec(v.a, p);
+    store_vec(v.b, p + L);
+  } else {
+    store_f32(v, reinterpret_cast<float*>(p));
+  }
+}
+
+// ---- the last part of the tree: 64 lanes held in pairs ---------------------------------------------------------------
+NORMKIT_INLINE C sum_lanes(const Pair (&lanes)[kPairs]) {
+  Pair t[kPairs];
+  for (int i = 0; i < kPairs; ++i) t[i] = lanes[i];
+#pragma GCC unroll 8
+  for (int half = kPairs / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; ++i) t[i] = t[i] + t[i + half];
+  if constexpr (kEvenOdd) return sum_by_halves<L / 2>(t[0].a) + sum_by_halves<L / 2>(t[0].b);
+  return sum_by_halves<L / 2>(t[0].a + t[0].b);
+}
+
+}  // namespace
+}  // namespace normkit::NORMKIT_SIMD
