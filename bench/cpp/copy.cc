@@ -17,7 +17,7 @@ using CopyPart = void (*)(char*, const char*, int64_t);
 void plain_part(char* to, const char* from, int64_t bytes) { std::memcpy(to, from, static_cast<size_t>(bytes)); }
 
 #if defined(__x86_64__)
-// `to` is page aligned plus a multiple of 64 bytes, see split(). Baseline SSE2: a line of 64 bytes is filled by four
+// `to` must be 16-byte aligned; parts begin at multiples of 64, see split(). Baseline SSE2: a line of 64 bytes is filled by four
 // stores in order, which the write-combining buffer joins as well as two stores of AVX.
 void streaming_part(char* to, const char* from, int64_t bytes) {
   int64_t i = 0;
@@ -58,3 +58,13 @@ void copy_streaming(void* to, const void* from, int64_t bytes, int threads) {
 }
 
 }  // namespace bench
+
+// The same for bench/harness/native.py.
+extern "C" {
+void bench_copy_plain(void* to, const void* from, int64_t bytes, int threads) {
+  bench::copy_plain(to, from, bytes, threads);
+}
+void bench_copy_streaming(void* to, const void* from, int64_t bytes, int threads) {
+  bench::copy_streaming(to, from, bytes, threads);
+}
+}

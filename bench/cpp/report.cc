@@ -75,6 +75,7 @@ void print_means(const std::vector<Result>& results) {
     logs += std::log(r.limit_ratio);
     ++n;
   }
+  if (groups.size() == results.size()) return;  // nothing to average
   std::printf("\ngeometric mean of the limit ratio\n");
   for (const auto& [name, group] : groups)
     std::printf("%-58s %6.2f  (%d cells)\n", name.c_str(), std::exp(group.first / group.second), group.second);

@@ -1,0 +1,132 @@
+"""One process of the benchmark: a list of cells, with a fixed number of threads and a fixed kind of outputs.
+
+Each measured cell is one line of JSON on stdout; what went wrong with a rival is part of it, never silent.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import sys
+import traceback
+from dataclasses import asdict
+
+import rivals
+
+from . import calls, machine
+from .cells import Cell
+from .native import Copies
+from .operands import Operands, check
+from .timing import Timing, interleave, ratio
+
+SAMPLE = {"quick": 2e-3, "full": 5e-3}
+
+
+def set_threads(threads: int) -> None:
+    """Libraries that take a number get it; the parent has also bound this process to as many cores."""
+    if rivals.missing("torch") is None:
+        import torch
+
+        torch.set_num_threads(threads)
+
+
+def prepare_all(cell: Cell, data: Operands, modules: dict, threads: int, given: bool) -> tuple[dict, dict]:
+    """({name: Prepared}, {name: why it is left out})."""
+    prepared, skipped = {}, {}
+    for module in modules.values():
+        try:
+            prepared[module.NAME] = module.prepare(cell, data, threads, given)
+            prepared[module.NAME].run()
+        except rivals.Skip as reason:
+            skipped[module.NAME] = str(reason)
+        except Exception as error:
+            prepared.pop(module.NAME, None)
+            skipped[module.NAME] = f"failed: {type(error).__name__}: {str(error)[:200]}"
+            traceback.print_exc(file=sys.stderr)
+    return prepared, skipped
+
+
+def judge(cell: Cell, data: Operands, prepared: dict, timings: dict[str, Timing], modules: dict) -> dict[str, dict]:
+    """Checks every answer, after the timing."""
+    ours = {modules[name].NAME for name in rivals.OURS if name in modules}
+    entries = {}
+    for name, one in prepared.items():
+        strict = name in ours
+        error = check(data, one.results(), strict)
+        if cell.op == "rms_norm" and name == "HF" and cell.dtype != "f32":
+            note = "rounds before the weight"
+        else:
+            note = "" if one.given else "outputs fresh"
+        entries[name] = {
+            "seconds": timings[name].seconds,
+            "spread": timings[name].spread,
+            "rounds": len(timings[name].rounds),
+            "outputs_given": one.given,
+            "error": min(error, 1e300),
+            "correct": error <= 1,
+            "note": note,
+        }
+    return entries
+
+
+def compare(cell: Cell, entries: dict, timings: dict[str, Timing], modules: dict) -> dict[str, float]:
+    """{rival: its time / ours}. In forward + backward, rivals behind autograd meet ours behind autograd."""
+    times = {}
+    for key, module in modules.items():
+        if key in rivals.OURS or module.NAME not in entries or not entries[module.NAME]["correct"]:
+            continue
+        ours = "normkit.torch" if cell.backward and module.TORCH_DOOR else "normkit"
+        if ours in entries and entries[ours]["correct"]:
+            times[module.NAME] = ratio(timings[module.NAME], timings[ours])
+    return times
+
+
+def measure(cell: Cell, modules: dict, copies: Copies, threads: int, given: bool, sample: float) -> dict:
+    data = Operands(cell)
+    prepared, skipped = prepare_all(cell, data, modules, threads, given)
+    copy_runs = copies.runs(cell.floor_bytes)
+    gc.collect()
+    gc.disable()
+    timings = interleave({**{name: p.run for name, p in prepared.items()}, **copy_runs}, sample)
+    gc.enable()
+    entries = judge(cell, data, prepared, timings, modules)
+    best_copy = min(copy_runs, key=lambda name: timings[name].seconds)
+    times = compare(cell, entries, timings, modules)
+    ours = {name: entries[name] for name in ("normkit", "normkit.torch") if name in entries}
+    return {
+        "cell": cell.name,
+        **asdict(cell),
+        "threads": threads,
+        "outputs": "given" if given else "fresh",
+        "floor_bytes": cell.floor_bytes,
+        "copy": best_copy,
+        "copy_seconds": timings[best_copy].seconds,
+        "entries": entries,
+        "skipped": skipped,
+        "limit_ratio": {name: ratio(timings[best_copy], timings[name]) for name in ours},
+        "times": times,
+    }
+
+
+def main(job: dict) -> None:
+    """job: {"cells": [fields of Cell], "threads", "outputs", "size": quick or full, "rivals", "compile_only", ...}."""
+    set_threads(job["threads"])
+    modules, absent = rivals.load(rivals.OURS + job["rivals"])
+    emit({"versions": {m.NAME: m.version() for m in modules.values()}, "absent": absent})
+    if "ours_arrays" in modules:
+        emit({"normkit": machine.normkit_facts()})
+    copies = Copies(job["threads"])
+    given = job["outputs"] == "given"
+    for fields in job["cells"]:
+        cell = Cell(**fields)
+        if job["compile_only"]:
+            _, skipped = prepare_all(cell, Operands(cell), modules, job["threads"], given)
+            emit({"prepared": cell.name, "skipped": skipped})
+        else:
+            emit(measure(cell, modules, copies, job["threads"], given, SAMPLE[job["size"]]))
+    if job["calls"]:
+        emit({"calls": calls.measure(modules)})
+
+
+def emit(record: dict) -> None:
+    print(json.dumps(record), flush=True)

@@ -1,0 +1,81 @@
+"""ONNX Runtime, CPU provider, one node per session, inputs and outputs bound to given memory (IO binding)."""
+
+from __future__ import annotations
+
+from . import Prepared, Skip, missing
+
+NAME, TORCH_DOOR = "ORT", False
+
+
+def absent() -> str | None:
+    return missing("onnxruntime", "onnx")
+
+
+def version() -> str:
+    import onnxruntime
+
+    return onnxruntime.__version__
+
+
+def _model(cell, element_type):
+    from onnx import helper
+
+    standard = {("layer_norm", False): "LayerNormalization", ("rms_norm", False): "SimplifiedLayerNormalization"}
+    fused = {("layer_norm", True): "SkipLayerNormalization", ("rms_norm", True): "SkipSimplifiedLayerNormalization"}
+    kind = (standard | fused)[cell.op, cell.residual]
+    names = ["x", *(["r"] if cell.residual else []), "w", *(["b"] if cell.centred else [])]
+    outputs = ["y", "", "", "h"] if cell.residual else ["y"]
+    attributes = {"epsilon": cell.eps} if cell.residual else {"epsilon": cell.eps, "axis": -1}
+    domain = "com.microsoft" if cell.residual else ""
+    node = helper.make_node(kind, names, outputs, domain=domain, **attributes)
+    matrix, width = [cell.rows, cell.cols], [cell.cols]
+    values = [helper.make_tensor_value_info(n, element_type, width if n in "wb" else matrix) for n in names]
+    results = [helper.make_tensor_value_info(n, element_type, matrix) for n in outputs if n]
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(helper.make_graph([node], "norm", values, results), opset_imports=opsets, ir_version=10)
+
+
+def _session(cell, element_type, threads):
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.log_severity_level = 4
+    try:
+        model = _model(cell, element_type).SerializeToString()
+        return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise Skip(f"no kernel: {str(error)[:120]}") from None
+
+
+def prepare(cell, data, threads, outputs_given) -> Prepared:
+    from onnx import TensorProto
+
+    if cell.backward:
+        raise Skip("has no backward")
+    if cell.op == "llama_rms_norm":
+        raise Skip("has no such rounding")
+    element_type = {"f32": TensorProto.FLOAT, "bf16": TensorProto.BFLOAT16, "f16": TensorProto.FLOAT16}[cell.dtype]
+    session = _session(cell, element_type, threads)
+    binding = session.io_binding()
+    for name, array in (("x", data.x), ("r", data.residual), ("w", data.weight), ("b", data.bias)):
+        if array is not None:
+            binding.bind_input(name, "cpu", 0, element_type, array.shape, array.ctypes.data)
+    outputs = {"y": data.empty_like_x()} | ({"h": data.empty_like_x()} if cell.residual else {})
+    for name, array in outputs.items():
+        if outputs_given:
+            binding.bind_output(name, "cpu", 0, element_type, array.shape, array.ctypes.data)
+
+    def run():
+        if not outputs_given:
+            for name in outputs:
+                binding.bind_output(name, "cpu")
+        session.run_with_iobinding(binding)
+
+    def results():
+        for name, array in outputs.items():
+            binding.bind_output(name, "cpu", 0, element_type, array.shape, array.ctypes.data)
+        session.run_with_iobinding(binding)
+        return outputs
+
+    return Prepared(run, results, given=outputs_given)
