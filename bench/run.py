@@ -156,13 +156,19 @@ def main() -> int:
         path.write_text(json.dumps(run, indent=1))
     plot.write(run, paths[0].with_suffix(".svg"))
     print(f"\nwritten: {', '.join(str(p) for p in paths)}, {paths[0].with_suffix('.svg')}")
-    wrong = [
-        c["cell"] for c in run["cells"] for n, e in c["entries"].items() if n.startswith("normkit") and not e["correct"]
-    ]
-    failed = [c["cell"] for c in run["cells"] if not any(n.startswith("normkit") for n in c["entries"])]
-    if wrong or failed:
-        print(f"bench: our answers are wrong in {wrong}, missing in {failed}", file=sys.stderr)
-    return 1 if wrong or failed else 0
+    return verdict(run)
+
+
+def verdict(run: dict) -> int:
+    """1 when one of our answers is wrong or missing."""
+    faults = []
+    for cell in run["cells"]:
+        ours = {name: e for name, e in cell["entries"].items() if name.startswith("normkit")}
+        faults += [f"{cell['cell']}: {name} is wrong" for name, e in ours.items() if not e["correct"]]
+        faults += [] if ours else [f"{cell['cell']}: ours is missing"]
+    for fault in faults:
+        print(f"bench: {fault}", file=sys.stderr)
+    return 1 if faults else 0
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ F32_TOLERANCE = 16 * 2.0**-24  # of docs/numerics.md; everything is computed in 
 
 
 class Operands:
-    """Inputs that all rivals share: the same memory seen as NumPy arrays (attributes) and as torch tensors (torch())."""
+    """Inputs that all rivals share: the same memory as NumPy arrays (attributes) and as torch tensors (torch())."""
 
     def __init__(self, cell: Cell):
         self.cell = cell

@@ -1,7 +1,7 @@
 """oneDNN's layer_normalization primitive from the PyPI package onednn-devel, by a few C functions in onednn.cc.
 
 Looked for in this environment, or in the one that NORMKIT_BENCH_ONEDNN names (the package is 2 GB with what it needs).
-Parameters and their gradients are f32: oneDNN 3.13 takes 16-bit ones only with 16-bit x on some machines.
+Parameters and their gradients are f32, its default; 16-bit x needs AVX-512 (or AVX2 with VNNI), see `Skip` below.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class _Plan:
             not cell.centred, cell.backward, dtype, cell.rows, cell.cols, cell.eps, pointers
         )
         if not self.handle:
-            raise Skip("no implementation")
+            raise Skip(f"no implementation of {cell.dtype} on this instruction set")
         self.run, self.argument = self.library.bench_onednn_run, ctypes.c_void_p(self.handle)
 
     def __call__(self):
