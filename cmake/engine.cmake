@@ -23,6 +23,9 @@ target_compile_definitions(normkit_flags INTERFACE NORMKIT_VERSION="${PROJECT_VE
 target_include_directories(normkit_flags INTERFACE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
 if(PROJECT_IS_TOP_LEVEL)
   target_compile_options(normkit_flags INTERFACE -Wall -Wextra)
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+    target_compile_options(normkit_flags INTERFACE -Wno-restrict)  # false alarms on std::string (GCC bug 105651)
+  endif()
 endif()
 
 set(normkit_objects "")
