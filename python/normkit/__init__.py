@@ -1,0 +1,41 @@
+"""Normalization layers for the CPU: the same bits everywhere.
+
+LayerNorm, RMSNorm and L2 normalization, forward and backward, on NumPy, PyTorch and JAX arrays in CPU memory. A result
+depends neither on the number of threads, the batch, alignment or strides, nor on the instruction set.
+
+>>> import numpy as np, normkit
+>>> normkit.rms_norm(np.float32([[3.0, 4.0]]), np.float32([1.0, 2.0]), eps=0.0)
+array([[0.84852815, 2.263..., dtype=float32)
+
+PyTorch modules with autograd, and the replacement of a model's norms, are in `normkit.torch`.
+"""
+
+from normkit._core import (
+    available_cpus,
+    cache_bytes,
+    l2_norm,
+    l2_norm_backward,
+    layer_norm,
+    layer_norm_backward,
+    rms_norm,
+    rms_norm_backward,
+    target,
+    targets,
+)
+from normkit._core import version as _version
+
+__version__: str = _version()
+
+__all__ = [
+    "__version__",
+    "available_cpus",
+    "cache_bytes",
+    "l2_norm",
+    "l2_norm_backward",
+    "layer_norm",
+    "layer_norm_backward",
+    "rms_norm",
+    "rms_norm_backward",
+    "target",
+    "targets",
+]
