@@ -1,0 +1,270 @@
+"""Functional forms: the signatures of torch.nn.functional, plus the options of normkit as keywords.
+
+The options mean what they mean in `normkit.rms_norm` and in normkit/norm.h:
+
+residual        h = input + residual is normalized in place of input, and (y, h) comes back. Same shape as input.
+weight_offset   added to the weight in f32: 1.0 for Gemma and zero-centred weights.
+rounding        "once", or "before_weight": xhat is rounded to input's type, then multiplied (Llama, Mistral, Qwen, T5).
+eps_mode        "inside" 1/sqrt(q + eps), "outside" 1/(sqrt(q) + eps), "clamp" 1/max(sqrt(q), eps).
+residual_stats  statistics from h "rounded" to the type it is stored in, or from the "unrounded" sum.
+out, residual_out   tensors that receive y and h; like torch's `out=` not differentiable.
+return_stats    also return mean (layer_norm only) and rstd: f64, of the batch dims' shape, not differentiable.
+
+input is f32, f64, bf16 or f16; weight, bias and residual have its type or f32; y has input's type, whatever the type of
+the weight. Inputs that the engine does not take (other devices, layouts and types, tensor subclasses, torch.func
+transforms, forward-mode differentiation) go to torch's own operator, or with an option that torch does not know to the
+same formula in torch's operators. Mistakes raise ValueError (shapes, options) or TypeError.
+
+Derivatives of any order exist: the first by the engine, higher ones by differentiating torch's operators.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from . import _engine, _ops  # noqa: F401  (_ops registers the operators)
+from ._autograd import Norm
+from ._compose import compose_forward
+from ._options import Options, default_rms_eps
+from ._route import PLAIN, grad_enabled, quiet, route
+
+__all__ = ["l2_norm", "layer_norm", "normalize", "rms_norm"]
+
+# What the extension module raises for an input that it does not take: `norm` then decides what that means.
+_REFUSALS = (TypeError, ValueError, RuntimeError, BufferError)
+
+
+def layer_norm(
+    input: Tensor,
+    normalized_shape: int | Sequence[int],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    eps: float = 1e-5,
+    *,
+    residual: Tensor | None = None,
+    weight_offset: float = 0.0,
+    rounding: str = "once",
+    eps_mode: str = "inside",
+    residual_stats: str = "rounded",
+    out: Tensor | None = None,
+    residual_out: Tensor | None = None,
+    return_stats: bool = False,
+) -> Any:
+    """LayerNorm (torch.nn.functional.layer_norm): mean and biased variance over the last dims, `normalized_shape`."""
+    shape = _shape(normalized_shape)
+    o = Options("layer_norm", len(shape), eps, weight_offset, rounding, eps_mode, residual_stats)
+    return norm(o, input, shape, weight, bias, residual, out, residual_out, return_stats)
+
+
+def rms_norm(
+    input: Tensor,
+    normalized_shape: int | Sequence[int],
+    weight: Tensor | None = None,
+    eps: float | None = None,
+    *,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    weight_offset: float = 0.0,
+    rounding: str = "once",
+    eps_mode: str = "inside",
+    residual_stats: str = "rounded",
+    out: Tensor | None = None,
+    residual_out: Tensor | None = None,
+    return_stats: bool = False,
+) -> Any:
+    """RMSNorm (torch.nn.functional.rms_norm) over the last dims, `normalized_shape`.
+
+    eps=None is torch's rule: the machine epsilon of the type that sums are formed in (f64 for f64, else f32).
+    """
+    shape = _shape(normalized_shape)
+    if eps is None:
+        eps = default_rms_eps(getattr(input, "dtype", torch.float32))
+    o = Options("rms_norm", len(shape), eps, weight_offset, rounding, eps_mode, residual_stats)
+    return norm(o, input, shape, weight, bias, residual, out, residual_out, return_stats)
+
+
+def l2_norm(
+    input: Tensor,
+    normalized_shape: int | Sequence[int],
+    weight: Tensor | None = None,
+    eps: float = 1e-12,
+    *,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    weight_offset: float = 0.0,
+    rounding: str = "once",
+    residual_stats: str = "rounded",
+    out: Tensor | None = None,
+    residual_out: Tensor | None = None,
+    return_stats: bool = False,
+) -> Any:
+    """y = h / max(|h|_2, eps) * weight over the last dims. A weight of one element serves all (ScaleNorm)."""
+    shape = _shape(normalized_shape)
+    o = Options("l2_norm", len(shape), eps, weight_offset, rounding, "inside", residual_stats)
+    return norm(o, input, shape, weight, bias, residual, out, residual_out, return_stats)
+
+
+def normalize(
+    input: Tensor, p: float = 2.0, dim: int | Sequence[int] = 1, eps: float = 1e-12, out: Tensor | None = None
+) -> Tensor:
+    """torch.nn.functional.normalize: by the engine for p = 2 and one dim, by torch otherwise.
+
+    At a zero row the result is 0 and the derivative 1/eps, as in torch: there the function is x / eps.
+    """
+    if p != 2.0 or not isinstance(dim, int) or not isinstance(input, Tensor) or not -input.dim() <= dim < input.dim():
+        return F.normalize(input, p, dim, eps, out)  # type: ignore[arg-type]
+    if input.shape[dim] == 0 or route(input, out) == "torch" or (out is not None and out.shape != input.shape):
+        return F.normalize(input, p, dim, eps, out)
+    o = Options("l2_norm", 1, eps)
+    shape = (input.shape[dim],)
+    if dim in (-1, input.dim() - 1):
+        return norm(o, input, shape, out=out)
+    return norm(o, input.movedim(dim, -1), shape, out=None if out is None else out.movedim(dim, -1)).movedim(-1, dim)
+
+
+def norm(
+    o: Options,
+    x: Tensor,
+    shape: tuple[int, ...],
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    out: Tensor | None = None,
+    residual_out: Tensor | None = None,
+    stats: bool = False,
+) -> Any:
+    """What every function above does once its options are known: choose the path, call, pack the results."""
+    where = route(x, weight, bias, residual, out, residual_out)
+    if where == "torch":
+        return _by_torch(o, x, shape, weight, bias, residual, out, residual_out, stats)
+    _check_shapes(o, x, shape, weight, bias, residual)
+    grad = grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias, residual))
+    if out is not None or residual_out is not None:
+        if grad:
+            raise RuntimeError(f"{o.kind}: out and residual_out do not support autograd, but an input requires grad")
+        if where == "op":
+            return _into(o, norm(o, x, shape, weight, bias, residual, None, None, stats), residual, out, residual_out)
+    if where == "op":
+        o.check()
+        y, h, mean, rstd = getattr(torch.ops.normkit, o.kind)(x, weight, bias, residual, *o[1:])
+        return _pack(y, None if residual is None else h, mean if o.kind == "layer_norm" else None, rstd, stats)
+    if grad:
+        return Norm.apply(x, weight, bias, residual, o, stats)
+    return _pack(*_engine.forward(o, x, weight, bias, residual, out, residual_out, stats), stats)
+
+
+def fast(o: Options, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor | None:
+    """y by one direct call, or None if anything is out of the ordinary; then `norm` finds out what.
+
+    The caller vouches that the last dims of x are what the weight was made for, or gives a weight of several elements,
+    which the engine compares with them.
+    """
+    if (
+        not quiet(x)
+        or (weight is not None and type(weight) not in PLAIN)
+        or (bias is not None and type(bias) not in PLAIN)
+    ):
+        return None
+    try:
+        if grad_enabled() and _needs_grad(x, weight, bias):
+            return Norm.apply(x, weight, bias, None, o, False)
+        return _engine.FORWARD[o.kind](
+            x,
+            weight,
+            bias,
+            eps=o.eps,
+            axis=-o.dims,
+            weight_offset=o.weight_offset,
+            rounding=o.rounding,
+            eps_mode=o.eps_mode,
+        )
+    except _REFUSALS:
+        return None
+
+
+def _needs_grad(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
+    return (
+        x.requires_grad
+        or (weight is not None and weight.requires_grad)
+        or (bias is not None and bias.requires_grad)
+    )
+
+
+def _shape(normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
+    if isinstance(normalized_shape, int):
+        return (normalized_shape,)
+    return tuple(normalized_shape)
+
+
+def _pack(y: Tensor, h: Tensor | None, mean: Tensor | None, rstd: Tensor | None, stats: bool) -> Any:
+    if h is None and not stats:
+        return y
+    return tuple(t for t in ((y, h, mean, rstd) if stats else (y, h)) if t is not None)
+
+
+def _into(o: Options, result: Any, residual: Tensor | None, out: Tensor | None, residual_out: Tensor | None) -> Any:
+    """Copy computed results into the caller's tensors, where the path that computed them could not write there."""
+    parts = list(result) if isinstance(result, tuple) else [result]
+    if out is not None:
+        parts[0] = out.copy_(parts[0])
+    if residual_out is not None:
+        if residual is None:
+            raise ValueError(f"{o.kind}: residual_out is given without residual")
+        parts[1] = residual_out.copy_(parts[1])
+    return tuple(parts) if len(parts) > 1 else parts[0]
+
+
+def _check_shapes(
+    o: Options,
+    x: Tensor,
+    shape: tuple[int, ...],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+) -> None:
+    if not shape or tuple(x.shape[-len(shape) :]) != shape:
+        raise ValueError(
+            f"{o.kind}: input has shape {list(x.shape)}, expected last dimensions {list(shape)} (normalized_shape)"
+        )
+    for name, t in (("weight", weight), ("bias", bias)):
+        if t is not None and tuple(t.shape) != shape and not (o.kind == "l2_norm" and t.numel() == 1):
+            raise ValueError(
+                f"{o.kind}: {name} has shape {list(t.shape)}, expected {list(shape)} (normalized_shape)"
+            )
+    if weight is None and o.weight_offset != 0.0:
+        raise ValueError(f"{o.kind}: weight_offset is {o.weight_offset}, but there is no weight")
+    if residual is not None and residual.shape != x.shape:
+        raise ValueError(
+            f"{o.kind}: residual has shape {list(residual.shape)}, expected {list(x.shape)} (the shape of input)"
+        )
+
+
+def _by_torch(
+    o: Options,
+    x: Tensor,
+    shape: tuple[int, ...],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    out: Tensor | None,
+    residual_out: Tensor | None,
+    stats: bool,
+) -> Any:
+    """torch's own operator, or where it lacks an option the same formula in torch's operators."""
+    if o.is_torch and residual is None and residual_out is None and not stats:
+        if o.kind == "layer_norm":
+            y = F.layer_norm(x, shape, weight, bias, o.eps)
+            return y if out is None else out.copy_(y)
+        if bias is None:
+            y = F.rms_norm(x, shape, weight, o.eps)
+            return y if out is None else out.copy_(y)
+    o.check()
+    _check_shapes(o, x, shape, weight, bias, residual)
+    y, h, mean, rstd = compose_forward(o, x, weight, bias, residual)
+    result = _pack(y, None if residual is None else h, mean, rstd, stats)
+    return _into(o, result, residual, out, residual_out)
