@@ -18,7 +18,7 @@ endif()
 # The results are part of the interface: no contraction of a*b+c that the source does not write.
 add_library(normkit_flags INTERFACE)
 target_compile_features(normkit_flags INTERFACE cxx_std_20)
-target_compile_options(normkit_flags INTERFACE $<$<NOT:$<CONFIG:Debug>>:-O3> -ffp-contract=off -Wno-psabi)
+target_compile_options(normkit_flags INTERFACE $<$<NOT:$<CONFIG:Debug>>:-O3> -ffp-contract=off -fno-math-errno -fno-trapping-math -Wno-psabi)
 target_compile_definitions(normkit_flags INTERFACE NORMKIT_VERSION="${PROJECT_VERSION}" NORMKIT_THREADS_${NORMKIT_THREADS}=1)
 target_include_directories(normkit_flags INTERFACE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
 if(PROJECT_IS_TOP_LEVEL)

@@ -3,11 +3,10 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
 
 namespace normkit {
 namespace {
-
-std::string operand(const char* name) { return std::string(name); }
 
 // First and one-past-last byte of a view.
 struct Extent {
@@ -98,29 +97,29 @@ std::string shape_text(const ConstView& v, int first_dim) {
 }
 
 void check_present(const char* op, const char* name, const ConstView& v) {
-  if (!check_optional(op, name, v)) fail(op, operand(name) + " is absent, expected a view");
+  if (!check_optional(op, name, v)) fail(op, std::string(name) + " is absent, expected a view");
 }
 
 bool check_optional(const char* op, const char* name, const ConstView& v) {
   if (!v) {
-    if (v.data) fail(op, operand(name) + " has data but no dtype");
+    if (v.data) fail(op, std::string(name) + " has data but no dtype");
     return false;
   }
   if (static_cast<unsigned>(v.dtype) > static_cast<unsigned>(DType::f16))
-    fail(op, operand(name) + " has the unknown dtype " + std::to_string(static_cast<int>(v.dtype)));
+    fail(op, std::string(name) + " has the unknown dtype " + std::to_string(static_cast<int>(v.dtype)));
   if (v.rank < 0 || v.rank > kMaxRank)
-    fail(op, operand(name) + " has rank " + std::to_string(v.rank) + ", expected 0 to " + std::to_string(kMaxRank));
+    fail(op, std::string(name) + " has rank " + std::to_string(v.rank) + ", expected 0 to " + std::to_string(kMaxRank));
   int64_t elements = 1;
   bool empty = false;
   for (int d = 0; d < v.rank; ++d) {
-    if (v.shape[d] < 0) fail(op, operand(name) + " has the shape " + shape_text(v) + ", expected sizes of 0 or more");
+    if (v.shape[d] < 0) fail(op, std::string(name) + " has the shape " + shape_text(v) + ", expected sizes of 0 or more");
     if (v.shape[d] == 0) empty = true;
     if (__builtin_mul_overflow(elements, std::max<int64_t>(1, v.shape[d]), &elements) || elements > (int64_t{1} << 60))
-      fail(op, operand(name) + " has the shape " + shape_text(v) + ", more elements than memory can hold");
+      fail(op, std::string(name) + " has the shape " + shape_text(v) + ", more elements than memory can hold");
   }
-  if (!v.data && !empty) fail(op, operand(name) + " has null data, expected " + std::to_string(elements) + " elements");
+  if (!v.data && !empty) fail(op, std::string(name) + " has null data, expected " + std::to_string(elements) + " elements");
   if (v.data && reinterpret_cast<uintptr_t>(v.data) % static_cast<uintptr_t>(dtype_size(v.dtype)) != 0)
-    fail(op, operand(name) + " has data that is not aligned to its " + dtype_name(v.dtype) + " elements");
+    fail(op, std::string(name) + " has data that is not aligned to its " + dtype_name(v.dtype) + " elements");
   return true;
 }
 
@@ -140,7 +139,7 @@ void check_dtype(const char* op, const char* name, const ConstView& v, std::init
 void check_same_shape(const char* op, const char* name, const ConstView& v, const ConstView& x) {
   bool same = v.rank == x.rank;
   for (int d = 0; same && d < x.rank; ++d) same = v.shape[d] == x.shape[d];
-  if (!same) fail(op, operand(name) + " has the shape " + shape_text(v) + ", expected " + shape_text(x) + " (that of x)");
+  if (!same) fail(op, std::string(name) + " has the shape " + shape_text(v) + ", expected " + shape_text(x) + " (that of x)");
 }
 
 void check_parameter_shape(const char* op, const char* name, const ConstView& v, const ConstView& x, int axis) {
@@ -152,9 +151,9 @@ void check_parameter_shape(const char* op, const char* name, const ConstView& v,
   if (same || (v.rank == 1 && v.shape[0] == cols)) return;
   const std::string dims = x.rank - axis == 1 ? "last dimension of x" : "normalized dimensions of x";
   if (v.numel() != cols)
-    fail(op, operand(name) + " has " + std::to_string(v.numel()) + " elements, expected " + std::to_string(cols) + " (" +
+    fail(op, std::string(name) + " has " + std::to_string(v.numel()) + " elements, expected " + std::to_string(cols) + " (" +
                  dims + ")");
-  fail(op, operand(name) + " has the shape " + shape_text(v) + ", expected " + shape_text(x, axis) + " (" + dims + ")");
+  fail(op, std::string(name) + " has the shape " + shape_text(v) + ", expected " + shape_text(x, axis) + " (" + dims + ")");
 }
 
 void check_stat_shape(const char* op, const char* name, const ConstView& v, const ConstView& x, int axis) {
@@ -163,7 +162,7 @@ void check_stat_shape(const char* op, const char* name, const ConstView& v, cons
   if (same) return;
   ConstView batch = x;
   batch.rank = axis;
-  fail(op, operand(name) + " has the shape " + shape_text(v) + ", expected " + shape_text(batch) +
+  fail(op, std::string(name) + " has the shape " + shape_text(v) + ", expected " + shape_text(batch) +
                " (x without its normalized dimensions)");
 }
 
@@ -181,7 +180,9 @@ int check_axis(const char* op, const ConstView& x, int axis) {
 
 void check_finite(const char* op, const char* name, double value, bool non_negative) {
   if (std::isfinite(value) && (value >= 0 || !non_negative)) return;
-  fail(op, operand(name) + " is " + std::to_string(value) + ", expected a finite number" +
+  char text[32];
+  std::snprintf(text, sizeof text, "%g", value);
+  fail(op, std::string(name) + " is " + text + ", expected a finite number" +
                (non_negative ? " of 0 or more" : ""));
 }
 
@@ -194,11 +195,11 @@ void check_overlap(const char* op, std::initializer_list<Named> outputs, std::in
   for (const Named* out = outputs.begin(); out != outputs.end(); ++out) {
     if (!out->view || out->view.numel() == 0) continue;
     if (!elements_distinct(out->view))
-      fail(op, operand(out->name) + " has strides under which its elements overlap, expected distinct elements");
+      fail(op, std::string(out->name) + " has strides under which its elements overlap, expected distinct elements");
     const auto clash = [&](const Named& in, bool exact_is_fine) {
       if (!in.view || in.view.numel() == 0 || !overlap(out->view, in.view)) return;
       if (exact_is_fine && same_layout(out->view, in.view)) return;
-      fail(op, operand(out->name) + " overlaps " + in.name + " in memory, expected separate memory" +
+      fail(op, std::string(out->name) + " overlaps " + in.name + " in memory, expected separate memory" +
                    (exact_is_fine ? " or exactly the same view" : ""));
     };
     for (const Named& in : same_ok) clash(in, true);

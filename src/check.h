@@ -35,6 +35,12 @@ int check_axis(const char* op, const ConstView& x, int axis);
 void check_finite(const char* op, const char* name, double value, bool non_negative);
 void check_threads(const char* op, const Exec& exec);
 
+template <class Enum>
+void check_enum(const char* op, const char* name, Enum value, Enum last, const char* expected) {
+  if (static_cast<unsigned>(value) <= static_cast<unsigned>(last)) return;
+  fail(op, std::string(name) + " is " + std::to_string(static_cast<unsigned>(value)) + ", expected " + expected);
+}
+
 // An operand of the overlap check.
 struct Named {
   const char* name;

@@ -102,9 +102,6 @@ inline constexpr int kMaxRank = 8;
 // Throws std::invalid_argument: rank over kMaxRank, a negative size, strides of another rank, a range of another size.
 template <class Void>
 struct BasicView {
-  template <class T>
-  using Ptr = std::conditional_t<std::is_const_v<Void>, const T*, T*>;
-
   Void* data = nullptr;
   DType dtype = DType::none;
   int rank = 0;
@@ -134,7 +131,12 @@ struct BasicView {
     requires std::is_const_v<Void>
       : BasicView(p, dtype_of<T>, {sizes.begin(), sizes.size()}) {}
   template <Storage T>
-  BasicView(Ptr<T> p, std::initializer_list<int64_t> sizes, std::initializer_list<int64_t> steps)
+  BasicView(T* p, std::initializer_list<int64_t> sizes, std::initializer_list<int64_t> steps)
+    requires std::convertible_to<T*, Void*>
+      : BasicView(p, dtype_of<T>, {sizes.begin(), sizes.size()}, {steps.begin(), steps.size()}) {}
+  template <Storage T>
+  BasicView(const T* p, std::initializer_list<int64_t> sizes, std::initializer_list<int64_t> steps)
+    requires std::is_const_v<Void>
       : BasicView(p, dtype_of<T>, {sizes.begin(), sizes.size()}, {steps.begin(), steps.size()}) {}
 
   template <std::ranges::contiguous_range R>

@@ -78,8 +78,7 @@ NORMKIT_INLINE GradSums grad_sums(const GradRow& r, int64_t begin, int64_t end) 
   GradSums total;
   for (int64_t c = begin; c < end; c += kBlock) {
     Lanes lanes;
-    for (int k = 0; k < kPairs; ++k) lanes.s1[k] = lanes.s2[k] = Pair{};
-    sweep(lanes, c, min64(c + kBlock, end), GradOp<kCentre>{r});
+    sweep<true>(lanes, c, min64(c + kBlock, end), GradOp<kCentre>{r});
     if (kCentre) total.g += static_cast<double>(sum_lanes(lanes.s1));
     total.gx += static_cast<double>(sum_lanes(lanes.s2));
   }
@@ -154,11 +153,8 @@ NORMKIT_INLINE RowStats saved_stats(const Backward& call, int64_t row) {
   RowStats s;
   s.rstd = s.rstd_out = get_stat(call.rstd, row);
   s.mean_out = kCentre ? get_stat(call.mean, row) : 0;
-  s.m0 = static_cast<double>(static_cast<C>(s.mean_out));
-  s.delta = s.mean_out - s.m0;
-  // What f32 cannot hold goes the way of rescued rows. NaN takes the fast form.
-  const double a = __builtin_fabs(s.rstd), m = __builtin_fabs(s.m0);
-  s.slow = sizeof(C) == 4 && ((a != 0 && a < 0x1p-126) || a > 0x1p127 || m > 0x1p126);
+  set_mean(s, s.mean_out, 0);
+  s.slow = !fits_compute_type(s);
   if (s.slow) s.m0 = s.mean_out, s.delta = 0;
   return s;
 }

@@ -29,8 +29,9 @@ Recipe make_recipe(const char* op, const Method& m, const Args& args) {
   if (m.clamp && args.eps_mode != EpsMode::inside) fail(op, "eps_mode is not used (always clamp), expected the default");
   if (args.residual_stats != ResidualStats::rounded && !args.residual)
     fail(op, "residual_stats needs a residual, expected the default without one");
-  if (static_cast<unsigned>(args.eps_mode) > static_cast<unsigned>(EpsMode::clamp)) fail(op, "eps_mode is unknown");
-  if (static_cast<unsigned>(args.rounding) > static_cast<unsigned>(Rounding::before_weight)) fail(op, "rounding is unknown");
+  check_enum(op, "eps_mode", args.eps_mode, EpsMode::clamp, "inside, outside or clamp");
+  check_enum(op, "rounding", args.rounding, Rounding::before_weight, "once or before_weight");
+  check_enum(op, "residual_stats", args.residual_stats, ResidualStats::unrounded, "rounded or unrounded");
   Recipe r;
   r.centre = m.centre;
   r.sum = m.sum;

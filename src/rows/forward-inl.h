@@ -8,6 +8,9 @@ namespace {
 
 // Columns of one turn of the overlapped loop: sweep 1 of the next row, then sweep 2 of this one.
 inline constexpr int64_t kChunk = 1024;
+// Rows of one block that lie in the cache, and short rows, are taken in groups instead: as many as stay in half the L1
+// cache until sweep 2.
+inline constexpr int64_t kShortRow = 1024, kGroupBytes = 12 << 10;
 
 struct ForwardRow {
   SourceRow src;
@@ -23,20 +26,48 @@ NORMKIT_INLINE ForwardRow row_of(const Forward& call, int64_t row, const RowStat
           splat(static_cast<C>(r.weight_offset)), r.round_xhat, r.offset};
 }
 
-template <bool kCentre, bool kStream>
+NORMKIT_INLINE void advance(RowPtr& p, int64_t step) { p.p = p.p ? p.p + step : nullptr; }
+NORMKIT_INLINE void advance(ForwardRow& r, const Forward& call) {
+  advance(r.src.x, call.src.x.step);
+  advance(r.src.residual, call.src.residual.step);
+  advance(r.y, call.y.step);
+  advance(r.h, call.h.step);
+}
+
+template <Form f>
+NORMKIT_INLINE Pair load_param(RowPtr o, int64_t c) {
+  if constexpr (f.generic) return load(o, c);
+  return load(RowPtr{o.p, f.params_f32}, c);
+}
+template <Form f, bool kStream>
+NORMKIT_INLINE void store_as(RowPtr o, int64_t c, Pair v) {
+  store<kStream, !f.generic && !f.params_f32>(f.generic ? o : RowPtr{o.p, false}, c, v);
+}
+
+// Bytes from a row's element to the one that will be needed `rows` rows and `elems` elements later.
+struct Ahead {
+  int64_t x = 0, residual = 0;
+};
+NORMKIT_INLINE Ahead ahead_of(const Forward& call, int64_t rows, int64_t elems) {
+  const int64_t bytes = elems * static_cast<int64_t>(sizeof(X));
+  return {call.src.x.step * rows + bytes, call.src.residual.step * rows + bytes};
+}
+
+template <bool kCentre, Form f, bool kStream>
 NORMKIT_INLINE void apply_pair(const ForwardRow& r, int64_t c) {
-  const Pair h = load(r.src, c);
-  if (r.h.p) store<kStream>(r.h, c, h);
-  Pair v = xhat_of<kCentre>(r.xhat, h);
-  if (r.round_xhat) v = round_x(v);
-  if (r.weight.p) {
-    Pair w = load(r.weight, c);
-    if (r.add_offset) w = w + r.offset;
-    v = r.bias.p ? fma(v, w, load(r.bias, c)) : v * w;
-  } else if (r.bias.p) {
-    v = v + load(r.bias, c);
+  const Pair h = load<src_of(f)>(r.src, c);
+  if ((f.generic || f.residual) && r.h.p) store_as<f, kStream>(r.h, c, h);
+  Pair v = xhat_of<kCentre, f.generic>(r.xhat, h);
+  if (f.generic ? r.round_xhat : f.round_xhat) v = round_x<!f.generic>(v);
+  const bool bias = f.generic ? r.bias.p != nullptr : f.bias;
+  if (f.generic ? r.weight.p != nullptr : f.weight) {
+    Pair w = load_param<f>(r.weight, c);
+    if (f.generic ? r.add_offset : f.offset) w = w + r.offset;
+    v = bias ? fma(v, w, load_param<f>(r.bias, c)) : v * w;
+  } else if (bias) {
+    v = v + load_param<f>(r.bias, c);
   }
-  store<kStream>(r.y, c, v);
+  store_as<f, kStream>(r.y, c, v);
 }
 
 template <bool kCentre>
@@ -49,22 +80,43 @@ __attribute__((noinline)) void apply_partial(const ForwardRow& r, int64_t c, int
   t.bias = bias.in(r.bias, c, count);
   t.y = y.out(r.y, c);
   t.h = h.out(r.h, c);
-  apply_pair<kCentre, false>(t, c);
+  apply_pair<kCentre, kGeneric, false>(t, c);
   y.flush(r.y, c, count);
   h.flush(r.h, c, count);
 }
 
 NORMKIT_INLINE bool aligned(RowPtr o) { return reinterpret_cast<uintptr_t>(o.p) % kVecBytes == 0; }
 
-template <bool kCentre>
-NORMKIT_INLINE void apply_columns(const ForwardRow& r, int64_t c, int64_t end, bool stream) {
-  const int64_t whole = c + (end - c) / kPairElems * kPairElems;
-  if (stream && aligned(r.y) && aligned(r.h)) {
-    for (; c < whole; c += kPairElems) apply_pair<kCentre, true>(r, c);
-  } else {
-    for (; c < whole; c += kPairElems) apply_pair<kCentre, false>(r, c);
+// `ahead`: bytes from an element of this row to the one that sweep 1 reads soon; asking memory for it here, between the
+// stores, keeps reads and writes under way together.
+template <bool kCentre, Form f, bool kStream>
+NORMKIT_INLINE void apply_pairs(const ForwardRow& row, int64_t c, int64_t end, const Ahead& ahead) {
+  const ForwardRow r = row;  // a copy that no store can change: its fields stay in registers
+  const char *x = r.src.x.p + ahead.x, *residual = r.src.residual.p + ahead.residual;
+#pragma GCC unroll 2
+  for (; c < end; c += kPairElems) {
+    if (kStream) prefetch(x + c * static_cast<int64_t>(sizeof(X)));
+    if (kStream && src_of(f) != Src::x) prefetch(residual + c * static_cast<int64_t>(sizeof(X)));
+    apply_pair<kCentre, f, kStream>(r, c);
   }
-  if (c < end) apply_partial<kCentre>(r, c, end - c);
+}
+
+// Sweep 2 of columns [c, end) of rows [row, row + count).
+template <bool kCentre, Form f>
+void apply_rows(const Forward& call, int64_t row, int64_t count, int64_t c, int64_t end, const RowStats* stats) {
+  const Ahead ahead = ahead_of(call, count, 0);
+  const int64_t whole = c + (end - c) / kPairElems * kPairElems;
+  ForwardRow r = row_of(call, row, stats[0]);
+  for (int64_t i = 0; i < count; ++i) {
+    r.xhat = xhat_maker(stats[i]);
+    if (call.stream && aligned(r.y) && aligned(r.h)) {
+      apply_pairs<kCentre, f, true>(r, c, whole, ahead);
+    } else {
+      apply_pairs<kCentre, f, false>(r, c, whole, ahead);
+    }
+    if (whole < end) apply_partial<kCentre>(r, whole, end - whole);
+    advance(r, call);
+  }
 }
 
 NORMKIT_INLINE void put_stat(const Operand& o, int64_t row, double v) {
@@ -81,26 +133,103 @@ NORMKIT_INLINE void put_stats(const Forward& call, int64_t row, const RowStats& 
   put_stat(call.rstd, row, s.rstd_out);
 }
 
-template <bool kCentre>
-void forward_rows(const Forward& call, int64_t row0, int64_t row1) {
-  if (row0 >= row1) return;
-  Summer<kCentre> next;
-  RowStats stats = row_stats<kCentre>(row_of(call.src, row0), call.recipe, call.cols);
+// Sweep 1 of row i+1 runs beside sweep 2 of row i, a chunk of columns at a time, so that reading and writing overlap.
+template <bool kCentre, Form f>
+void overlapped_rows(const Forward& call, int64_t row0, int64_t row1) {
+  Summer<kCentre, src_of(f)> next;
+  const Ahead ahead = ahead_of(call, 1, kChunk);
+  RowStats stats = row_stats<kCentre, src_of(f)>(row_of(call.src, row0), call.recipe, call.cols);
   for (int64_t row = row0; row < row1; ++row) {
     const bool more = row + 1 < row1;
     const ForwardRow r = row_of(call, row, stats);
+    const bool stream = call.stream && aligned(r.y) && aligned(r.h);
     put_stats(call, row, stats);
     if (more) next.start(row_of(call.src, row + 1), 0, call.cols);
     for (int64_t c = 0; c < call.cols; c += kChunk) {
-      if (more) next.feed(c + kChunk);
-      apply_columns<kCentre>(r, c, min64(c + kChunk, call.cols), call.stream);
+      const int64_t end = min64(c + kChunk, call.cols);
+      if (more) next.feed(end);
+      if (stats.slow || end - c < kChunk) {
+        apply_rows<kCentre, kGeneric>(call, row, 1, c, end, &stats);
+      } else if (stream) {
+        apply_pairs<kCentre, f, true>(r, c, end, ahead);
+      } else {
+        apply_pairs<kCentre, f, false>(r, c, end, ahead);
+      }
     }
-    if (more) {
-      const RowStats s = finish(row_of(call.src, row + 1), call.recipe, call.cols, next.total());
-      stats = s;
-    }
+    if (more) stats = finish(row_of(call.src, row + 1), call.recipe, call.cols, next.total());
   }
-  if (call.stream) stream_fence();
+}
+
+// Rows of one block: sweep 1 of a group of rows, then sweep 2 of the group.
+template <bool kCentre, Form f>
+void grouped_rows(const Forward& call, int64_t row0, int64_t row1) {
+  RowStats stats[kGroupRows];
+  GroupSums sums{};
+  const int64_t fit = kGroupBytes / (call.cols * static_cast<int64_t>(sizeof(X)));
+  const int64_t group = min64(kGroupRows, fit > 1 ? fit : 1);
+  for (int64_t row = row0; row < row1; row += group) {
+    const int count = static_cast<int>(min64(group, row1 - row));
+    for (int i = 0; i < count; ++i) block_sums<kCentre, src_of(f)>(row_of(call.src, row + i), call.cols, sums, i);
+    const bool special = finish_group<kCentre>(sums, count, call.recipe, call.cols,
+                                               [&](int i) { return row_of(call.src, row + i); }, stats);
+    if (call.mean.data || call.rstd.data)
+      for (int i = 0; i < count; ++i) put_stats(call, row + i, stats[i]);
+    if (!special) {
+      apply_rows<kCentre, f>(call, row, count, 0, call.cols, stats);
+      continue;
+    }
+    apply_rows<kCentre, kGeneric>(call, row, count, 0, call.cols, stats);
+    for (RowStats& s : stats) s = {};
+  }
+}
+
+template <bool kCentre, Form f>
+void rows_of_form(const Forward& call, int64_t row0, int64_t row1) {
+  if (call.cols <= (call.stream ? kShortRow : kBlock)) {
+    grouped_rows<kCentre, f>(call, row0, row1);
+  } else {
+    overlapped_rows<kCentre, f>(call, row0, row1);
+  }
+}
+
+// The loops of one form.
+struct Loops {
+  void (*rows)(const Forward&, int64_t row0, int64_t row1);
+  void (*apply)(const Forward&, int64_t row, int64_t count, int64_t c, int64_t end, const RowStats*);
+};
+
+// The form of a call; generic when an operand has a type of its own that the other forms do not expect.
+inline Form form_of(const Forward& call) {
+  Form f;
+  f.weight = call.weight.data;
+  f.bias = call.bias.data;
+  f.residual = call.src.residual.data;
+  f.offset = call.recipe.offset;
+  f.round_xhat = call.recipe.round_xhat;
+  f.params_f32 = call.weight.data && call.weight.f32;
+  const bool mixed = call.y.f32 || (call.h.data && call.h.f32) || src_of(call.src) == Src::any ||
+                     (f.bias && call.bias.f32 != f.params_f32);
+  return mixed ? kGeneric : f;
+}
+
+template <bool kCentre, Form f, Form... rest>
+Loops pick(const Form& wanted) {
+  if (f == wanted) return {rows_of_form<kCentre, f>, apply_rows<kCentre, f>};
+  if constexpr (sizeof...(rest) > 0) return pick<kCentre, rest...>(wanted);
+  return {rows_of_form<kCentre, kGeneric>, apply_rows<kCentre, kGeneric>};
+}
+// The forms that models use: a new one is a word here.
+template <bool kCentre>
+Loops pick_loops(const Forward& call) {
+  constexpr Form plain{}, w{.weight = true}, wb{.weight = true, .bias = true};
+  constexpr Form wr{.weight = true, .residual = true}, wbr{.weight = true, .bias = true, .residual = true};
+  constexpr Form w32{.weight = true, .params_f32 = true}, wb32{.weight = true, .bias = true, .params_f32 = true};
+  constexpr Form offset{.weight = true, .offset = true}, llama{.weight = true, .round_xhat = true};
+  constexpr Form llama_r{.weight = true, .residual = true, .round_xhat = true};
+  constexpr Form offset_r{.weight = true, .residual = true, .offset = true};
+  const Form form = form_of(call);
+  if constexpr (kCentre) return pick<true, plain, w, wb, wr, wbr, wb32>(form);
+  return pick<false, plain, w, wr, w32, offset, offset_r, llama, llama_r>(form);
 }
 
 }  // namespace

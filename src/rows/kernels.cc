@@ -10,17 +10,19 @@ namespace NORMKIT_SIMD {
 namespace {
 
 void forward(const Forward& call, int64_t row0, int64_t row1) {
-  call.recipe.centre ? forward_rows<true>(call, row0, row1) : forward_rows<false>(call, row0, row1);
+  if (row0 >= row1) return;
+  (call.recipe.centre ? pick_loops<true>(call) : pick_loops<false>(call)).rows(call, row0, row1);
+  if (call.stream) stream_fence();
 }
 
 template <bool kCentre>
 Moments part_moments(const Source& src, int64_t row, int64_t c0, int64_t c1) {
-  Summer<kCentre> sum;
+  Summer<kCentre, Src::any> sum;
   sum.start(row_of(src, row), c0, c1);
   sum.feed(c1);
   return sum.total();
 }
-Moments block_moments(const Source& src, const Recipe& r, int64_t row, int64_t c0, int64_t c1) {
+Moments any_part_moments(const Source& src, const Recipe& r, int64_t row, int64_t c0, int64_t c1) {
   return r.centre ? part_moments<true>(src, row, c0, c1) : part_moments<false>(src, row, c0, c1);
 }
 
@@ -30,8 +32,9 @@ RowStats merged_stats(const Source& src, const Recipe& r, int64_t cols, int64_t 
 
 void apply(const Forward& call, int64_t row, int64_t c0, int64_t c1, const RowStats& stats) {
   if (c0 == 0) put_stats(call, row, stats);
-  const ForwardRow r = row_of(call, row, stats);
-  call.recipe.centre ? apply_columns<true>(r, c0, c1, call.stream) : apply_columns<false>(r, c0, c1, call.stream);
+  const auto generic = call.recipe.centre ? apply_rows<true, kGeneric> : apply_rows<false, kGeneric>;
+  const Loops loops = call.recipe.centre ? pick_loops<true>(call) : pick_loops<false>(call);
+  (stats.slow ? generic : loops.apply)(call, row, 1, c0, c1, &stats);
   if (call.stream) stream_fence();
 }
 
@@ -76,7 +79,7 @@ void add_block(const void* block, double* total, int64_t c0, int64_t c1) {
 namespace rows {
 extern const Kernels NORMKIT_JOIN(kernels, NORMKIT_SIMD, NORMKIT_X);
 const Kernels NORMKIT_JOIN(kernels, NORMKIT_SIMD, NORMKIT_X) = {
-    NORMKIT_SIMD::forward,  NORMKIT_SIMD::block_moments,  NORMKIT_SIMD::merged_stats, NORMKIT_SIMD::apply,
+    NORMKIT_SIMD::forward,  NORMKIT_SIMD::any_part_moments,  NORMKIT_SIMD::merged_stats, NORMKIT_SIMD::apply,
     NORMKIT_SIMD::backward, NORMKIT_SIMD::saved,          NORMKIT_SIMD::part_grad_sums,
     NORMKIT_SIMD::grad_apply, NORMKIT_SIMD::add_block};
 }  // namespace rows

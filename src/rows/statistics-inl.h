@@ -24,13 +24,13 @@ NORMKIT_INLINE Pair load(RowPtr o, int64_t c) {
   if (kX != Elem::f32 && o.f32) return load_f32(reinterpret_cast<const float*>(o.p) + c);
   return load_x(reinterpret_cast<const X*>(o.p) + c);
 }
-template <bool kStream>
+template <bool kStream, bool kShortNan = false>
 NORMKIT_INLINE void store(RowPtr o, int64_t c, Pair v) {
   char* p = const_cast<char*>(o.p);
   if (kX != Elem::f32 && o.f32) {
     store_f32<kStream>(v, reinterpret_cast<float*>(p) + c);
   } else {
-    store_x<kStream>(v, reinterpret_cast<X*>(p) + c);
+    store_x<kStream, kShortNan>(v, reinterpret_cast<X*>(p) + c);
   }
 }
 NORMKIT_INLINE int elem_bytes(RowPtr o) { return o.f32 ? 4 : static_cast<int>(sizeof(X)); }
@@ -51,6 +51,18 @@ struct Staged {
   }
 };
 
+// ---- forms -----------------------------------------------------------------------------------------------------------
+// Which optional operands a loop handles. The common combinations are compiled as loops of their own (a test per operand
+// costs the loop its registers: measured 3x for bf16); `generic` looks at the call for every pair of elements.
+struct Form {
+  bool generic = false;
+  bool weight = false, bias = false, residual = false;
+  bool offset = false, round_xhat = false;
+  bool params_f32 = false;  // weight and bias are f32 where x is not
+  constexpr bool operator==(const Form&) const = default;
+};
+inline constexpr Form kGeneric{.generic = true};
+
 // ---- h = x + residual ------------------------------------------------------------------------------------------------
 struct SourceRow {
   RowPtr x, residual;
@@ -59,13 +71,22 @@ struct SourceRow {
 NORMKIT_INLINE SourceRow row_of(const Source& s, int64_t row) {
   return {row_of(s.x, row), row_of(s.residual, row), s.round_h, s.h_f32};
 }
+// What a loop knows of its source: no residual; one of x's type, with h rounded to it; or anything.
+enum class Src { x, x_plus_x, any };
+template <Src kSrc = Src::any>
 NORMKIT_INLINE Pair load(const SourceRow& s, int64_t c) {
-  Pair h = load_x(reinterpret_cast<const X*>(s.x.p) + c);
-  if (s.residual.p) {
-    h = h + load(s.residual, c);
-    if (s.round_h) h = s.h_f32 ? round_f32(h) : round_x(h);
-  }
-  return h;
+  const Pair x = load_x(reinterpret_cast<const X*>(s.x.p) + c);
+  if constexpr (kSrc == Src::x) return x;
+  if constexpr (kSrc == Src::x_plus_x) return round_x<true>(x + load_x(reinterpret_cast<const X*>(s.residual.p) + c));
+  if (!s.residual.p) return x;
+  const Pair h = x + load(s.residual, c);
+  if (!s.round_h) return h;
+  return s.h_f32 ? round_f32(h) : round_x(h);
+}
+constexpr Src src_of(const Form& f) { return f.generic ? Src::any : f.residual ? Src::x_plus_x : Src::x; }
+inline Src src_of(const Source& s) {
+  if (!s.residual.data) return Src::x;
+  return s.residual.f32 || s.h_f32 || (!s.round_h && sizeof(X) == 2) ? Src::any : Src::x_plus_x;
 }
 // count <= 64 elements of h from c on, in natural order; the rest of `out` is left as it is.
 inline void load_natural(const SourceRow& s, int64_t c, int64_t count, C* out) {
@@ -91,37 +112,46 @@ struct Lanes {
 template <int kSums>
 inline constexpr int kGroup = kRegisters / 4 / kSums < kPairs ? kRegisters / 4 / kSums : kPairs;
 
-// Adds elements [c, end) to the lanes; c starts a group of 64. `Op` says what a pair at column c adds to its lanes of
+// Adds elements [c, end) to the lanes (kFresh: to zero); c starts a group of 64. `Op` says what a pair at column c adds to its lanes of
 // the two sums (add), the same for a last pair of `count` elements (add_partial), and how many sums it uses (kSums).
-template <class Op>
-NORMKIT_INLINE void sweep(Lanes& lanes, int64_t c, int64_t end, const Op& op) {
+template <bool kFresh, class Op>
+NORMKIT_INLINE void sweep(Lanes& lanes, int64_t c, int64_t end, const Op op) {
   constexpr int kG = kGroup<Op::kSums>;
   const int64_t whole = c + ((end - c) & ~int64_t{kSumLanes - 1});
   for (int g = 0; g < kPairs; g += kG) {
     Pair s1[kG], s2[kG];
 #pragma GCC unroll 8
-    for (int k = 0; k < kG; ++k) s1[k] = lanes.s1[g + k], s2[k] = lanes.s2[g + k];
+    for (int k = 0; k < kG; ++k) {
+      if (Op::kSums == 2) s1[k] = kFresh ? Pair{} : lanes.s1[g + k];
+      s2[k] = kFresh ? Pair{} : lanes.s2[g + k];
+    }
     for (int64_t i = c + g * kPairElems; i < whole; i += kSumLanes) {
 #pragma GCC unroll 8
       for (int k = 0; k < kG; ++k) op.add(i + k * kPairElems, s1[k], s2[k]);
     }
 #pragma GCC unroll 8
-    for (int k = 0; k < kG; ++k) lanes.s1[g + k] = s1[k], lanes.s2[g + k] = s2[k];
+    for (int k = 0; k < kG; ++k) {
+      if (Op::kSums == 2) lanes.s1[g + k] = s1[k];
+      lanes.s2[g + k] = s2[k];
+    }
   }
+  if (whole == end) return;
   int k = 0;
   for (c = whole; c + kPairElems <= end; c += kPairElems, ++k) op.add(c, lanes.s1[k], lanes.s2[k]);
   if (c < end) op.add_partial(c, end - c, lanes.s1[k], lanes.s2[k]);
 }
 
 // The sums of moments: distance from the shift, and its square (without a centre: the square alone, shift 0).
-template <bool kCentre>
+template <bool kCentre, Src kSrc>
 struct MomentsOp {
   static constexpr int kSums = kCentre ? 2 : 1;
   SourceRow src;
   C shift_value;
   V shift = splat(shift_value);
 
-  NORMKIT_INLINE void add(int64_t c, Pair& s1, Pair& s2) const { add_pair(load(src, c), s1, s2); }
+  NORMKIT_INLINE void add(int64_t c, Pair& s1, Pair& s2) const {
+    add_pair(load<kSrc>(src, c), s1, s2);
+  }
   // Missing elements must add nothing: they are set to the shift, so that their distance from it is 0.
   __attribute__((noinline)) void add_partial(int64_t c, int64_t count, Pair& s1, Pair& s2) const {
     C last[kPairElems];
@@ -141,10 +171,11 @@ struct MomentsOp {
 };
 
 // The mean of 64 probes: the first 64 elements of the block, the last one repeated in a shorter block.
-inline C probe_shift(const SourceRow& s, int64_t c, int64_t m) {
+template <Src kSrc>
+NORMKIT_INLINE C probe_shift(const SourceRow& s, int64_t c, int64_t m) {
   Pair p[kPairs];
   if (m >= kSumLanes) {
-    for (int k = 0; k < kPairs; ++k) p[k] = load(s, c + k * kPairElems);
+    for (int k = 0; k < kPairs; ++k) p[k] = load<kSrc>(s, c + k * kPairElems);
   } else {
     C probe[kSumLanes];
     load_natural(s, c, m, probe);
@@ -155,7 +186,7 @@ inline C probe_shift(const SourceRow& s, int64_t c, int64_t m) {
 }
 
 // Statistics of columns [begin, end) of a row, fed from left to right in portions that are multiples of 64.
-template <bool kCentre>
+template <bool kCentre, Src kSrc>
 class Summer {
  public:
   NORMKIT_INLINE void start(const SourceRow& s, int64_t begin, int64_t end) {
@@ -170,7 +201,7 @@ class Summer {
       const int64_t block = pos_ & ~(kBlock - 1), block_end = min64(block + kBlock, end_);
       if (pos_ == block) open_block(block_end - block);
       const int64_t stop = min64(until, block_end);
-      sweep(lanes_, pos_, stop, MomentsOp<kCentre>{src_, shift_});
+      sweep<false>(lanes_, pos_, stop, MomentsOp<kCentre, kSrc>{src_, shift_});
       pos_ = stop;
       if (pos_ == block_end) close_block(block_end - block);
     }
@@ -179,7 +210,7 @@ class Summer {
 
  private:
   NORMKIT_INLINE void open_block(int64_t m) {
-    shift_ = kCentre ? probe_shift(src_, pos_, m) : C{0};
+    shift_ = kCentre ? probe_shift<kSrc>(src_, pos_, m) : C{0};
     for (int k = 0; k < kPairs; ++k) lanes_.s1[k] = lanes_.s2[k] = Pair{};
   }
   NORMKIT_INLINE void close_block(int64_t m) {
@@ -225,10 +256,24 @@ NORMKIT_INLINE void set_rstd(RowStats& s, double q, double eps, EpsKind kind) {
 NORMKIT_INLINE bool needs_rescue(const Moments& m, double q, const Recipe& r) {
   constexpr double kTiny = sizeof(C) == 8 ? 0x1p-900 : 0x1p-100, kHuge = sizeof(C) == 8 ? 0x1p1023 : 0x1p127;
   const double base = q + (r.eps_kind == EpsKind::inside ? r.eps : r.eps * r.eps);
-  return !(m.slack <= 4 * m.m2) || !(m.m2 <= kHuge) || !(base >= kTiny);
+  return !(m.slack <= 4 * m.m2) | !(m.m2 <= kHuge) | !(base >= kTiny);
 }
 
 __attribute__((noinline)) RowStats rescue(const SourceRow& src, const Recipe& r, int64_t cols);
+
+// The mean as an element and what is left of it.
+NORMKIT_INLINE void set_mean(RowStats& s, double origin, double shift) {
+  s.mean_out = origin + shift;
+  s.m0 = sizeof(C) == 8 ? origin : static_cast<double>(static_cast<float>(s.mean_out));
+  s.delta = sizeof(C) == 8 ? shift : s.mean_out - s.m0;
+}
+
+// Statistics that f32 holds give xhat in f32, however they were found; others in f64. NaN takes the fast form.
+NORMKIT_INLINE bool fits_compute_type(const RowStats& s) {
+  if (sizeof(C) == 8) return true;
+  const double a = __builtin_fabs(s.rstd_out), m = __builtin_fabs(s.mean_out);
+  return !((a != 0 && a < 0x1p-126) || a > 0x1p127 || m > 0x1p126);
+}
 
 NORMKIT_INLINE RowStats finish(const SourceRow& src, const Recipe& r, int64_t cols, const Moments& m) {
   RowStats s;
@@ -236,18 +281,64 @@ NORMKIT_INLINE RowStats finish(const SourceRow& src, const Recipe& r, int64_t co
   if (__builtin_expect(needs_rescue(m, q, r), 0)) return rescue(src, r, cols);
   set_rstd(s, q, r.eps, r.eps_kind);
   s.rstd_out = s.rstd;
-  s.mean_out = m.origin + m.shift;
-  s.m0 = sizeof(C) == 8 ? m.origin : static_cast<double>(static_cast<float>(s.mean_out));
-  s.delta = sizeof(C) == 8 ? m.shift : s.mean_out - s.m0;
+  set_mean(s, m.origin, m.shift);
   return s;
 }
 
-template <bool kCentre>
+template <bool kCentre, Src kSrc = Src::any>
 NORMKIT_INLINE RowStats row_stats(const SourceRow& src, const Recipe& r, int64_t cols) {
-  Summer<kCentre> sum;
+  Summer<kCentre, kSrc> sum;
   sum.start(src, 0, cols);
   sum.feed(cols);
   return finish(src, r, cols, sum.total());
+}
+
+// Statistics of up to kGroupRows rows of one block each: the square roots and divisions of the group run as vectors.
+inline constexpr int kGroupRows = 8;
+struct GroupSums {
+  double s1[kGroupRows], s2[kGroupRows], shift[kGroupRows];
+};
+template <bool kCentre, Src kSrc>
+NORMKIT_INLINE void block_sums(const SourceRow& src, int64_t cols, GroupSums& out, int i) {
+  const C shift = kCentre ? probe_shift<kSrc>(src, 0, cols) : C{0};
+  Lanes lanes;
+  sweep<true>(lanes, 0, cols, MomentsOp<kCentre, kSrc>{src, shift});
+  if (kCentre) out.s1[i] = static_cast<double>(sum_lanes(lanes.s1));
+  out.s2[i] = static_cast<double>(sum_lanes(lanes.s2));
+  out.shift[i] = static_cast<double>(shift);
+}
+
+template <bool kCentre>
+NORMKIT_INLINE Moments block_moments(const GroupSums& g, int i, double m) {
+  if (!kCentre) return {m, 0, 0, g.s2[i], 0};
+  const double delta = g.s1[i] / m;
+  return {m, g.shift[i], delta, max_or_nan(g.s2[i] - g.s1[i] * delta, 0), g.s1[i] * delta};
+}
+
+// The same arithmetic as finish(), in a loop that the compiler turns into vectors; by finish() itself if the recipe or
+// a row asks for more, then it returns true. `src` gives row i.
+template <bool kCentre, class SrcOf>
+NORMKIT_INLINE bool finish_group(const GroupSums& g, int count, const Recipe& r, int64_t cols, const SrcOf& src,
+                                 RowStats* stats) {
+  const double n = static_cast<double>(cols);
+  double rstd[kGroupRows], origin[kGroupRows], shift[kGroupRows];
+  int bad = 0;
+  for (int i = 0; i < kGroupRows; ++i) {
+    const Moments m = block_moments<kCentre>(g, i, n);
+    const double q = r.sum ? m.m2 : m.m2 / n;
+    bad |= needs_rescue(m, q, r);
+    rstd[i] = 1 / __builtin_sqrt(q + r.eps);
+    if (kCentre) origin[i] = m.origin, shift[i] = m.shift;
+  }
+  if (__builtin_expect(bad | (r.eps_kind != EpsKind::inside), 0)) {
+    for (int i = 0; i < count; ++i) stats[i] = finish(src(i), r, cols, block_moments<kCentre>(g, i, n));
+    return true;
+  }
+  for (int i = 0; i < count; ++i) {
+    stats[i].rstd = stats[i].rstd_out = rstd[i];
+    if (kCentre) set_mean(stats[i], origin[i], shift[i]);
+  }
+  return false;
 }
 
 // ---- rescue: two passes in f64, in the same order of sums --------------------------------------------------------------
@@ -293,7 +384,6 @@ inline double rescue_scale(const SourceRow& src, int64_t cols, double eps) {
 __attribute__((noinline)) RowStats rescue(const SourceRow& src, const Recipe& r, int64_t cols) {
   RowStats s;
   const double n = static_cast<double>(cols);
-  s.slow = true;
   s.scale = rescue_scale(src, cols, r.eps);
   if (r.centre) {
     s.m0 = wide_sum(src, cols, [&](double h, double acc) { return acc + h * s.scale; }) / n;
@@ -303,10 +393,12 @@ __attribute__((noinline)) RowStats rescue(const SourceRow& src, const Recipe& r,
     const double d = (h * s.scale - s.m0) - s.delta;
     return acc + d * d;
   });
-  const double eps_scale = r.eps_kind == EpsKind::inside ? s.scale * s.scale : s.scale;
-  set_rstd(s, r.sum ? m2 : m2 / n, r.eps * eps_scale, r.eps_kind);
+  const double eps = r.eps * s.scale;
+  set_rstd(s, r.sum ? m2 : m2 / n, r.eps_kind == EpsKind::inside ? eps * s.scale : eps, r.eps_kind);
   s.mean_out = (s.m0 + s.delta) / s.scale;
   s.rstd_out = s.rstd * s.scale;
+  s.slow = s.scale != 1 || !fits_compute_type(s);
+  if (!s.slow) set_mean(s, s.m0, s.delta);
   return s;
 }
 
@@ -325,9 +417,9 @@ __attribute__((noinline)) Pair slow_xhat(Pair h, const RowStats& s) {
   for (C& e : buf) e = static_cast<C>(((static_cast<double>(e) * s.scale - s.m0) - s.delta) * s.rstd);
   return load_c(buf);
 }
-template <bool kCentre>
+template <bool kCentre, bool kMaybeSlow = true>
 NORMKIT_INLINE Pair xhat_of(const XhatMaker& k, Pair h) {
-  if (__builtin_expect(k.slow != nullptr, 0)) return slow_xhat(h, *k.slow);
+  if (kMaybeSlow && __builtin_expect(k.slow != nullptr, 0)) return slow_xhat(h, *k.slow);
   if constexpr (kCentre) h = (h - k.m0) - k.delta;
   return h * k.rstd;
 }

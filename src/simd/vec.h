@@ -75,6 +75,9 @@ NORMKIT_INLINE void stream_fence() {
 #endif
 }
 
+// A line that will be read soon; any address is fine.
+NORMKIT_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+
 template <class T>
 NORMKIT_INLINE Vec<T> splat(T value) {
   return Vec<T>{} + value;
