@@ -59,17 +59,17 @@ struct GradOp {
   static constexpr int kSums = kCentre ? 2 : 1;
   const GradRow& r;
 
-  NORMKIT_INLINE void add(int64_t c, Pair& sum_g, Pair& sum_gx) const { add_pair(r, c, sum_g, sum_gx); }
-  __attribute__((noinline)) void add_partial(int64_t c, int64_t count, Pair& sum_g, Pair& sum_gx) const {
+  NORMKIT_INLINE void add(int64_t c, PairRef sum_g, PairRef sum_gx) const { add_pair(r, c, sum_g, sum_gx); }
+  __attribute__((noinline)) void add_partial(int64_t c, int64_t count, PairRef sum_g, PairRef sum_gx) const {
     const StagedGrad staged(r, c, count);
     add_pair(staged.row, c, sum_g, sum_gx);
   }
 
  private:
-  static NORMKIT_INLINE void add_pair(const GradRow& r, int64_t c, Pair& sum_g, Pair& sum_gx) {
+  static NORMKIT_INLINE void add_pair(const GradRow& r, int64_t c, PairRef sum_g, PairRef sum_gx) {
     const Pair g = g_of(r, c, load(r.dy, c));
-    if constexpr (kCentre) sum_g = sum_g + g;
-    sum_gx = fma(g, xhat_of<kCentre>(r.xhat, load(r.src, c)), sum_gx);
+    if constexpr (kCentre) sum_g = Pair(sum_g) + g;
+    sum_gx = fma(g, xhat_of<kCentre>(r.xhat, load(r.src, c)), Pair(sum_gx));
   }
 };
 

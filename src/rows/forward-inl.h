@@ -169,9 +169,9 @@ void grouped_rows(const Forward& call, int64_t row0, int64_t row1) {
   const int64_t group = min64(kGroupRows, fit > 1 ? fit : 1);
   for (int64_t row = row0; row < row1; row += group) {
     const int count = static_cast<int>(min64(group, row1 - row));
-    for (int i = 0; i < count; ++i) block_sums<kCentre, src_of(f)>(row_of(call.src, row + i), call.cols, sums, i);
-    const bool special = finish_group<kCentre>(sums, count, call.recipe, call.cols,
-                                               [&](int i) { return row_of(call.src, row + i); }, stats);
+    const auto src = [&](int i) __attribute__((always_inline)) { return row_of(call.src, row + i); };
+    group_sums<kCentre, src_of(f)>(src, count, call.cols, sums);
+    const bool special = finish_group<kCentre>(sums, count, call.recipe, call.cols, src, stats);
     if (call.mean.data || call.rstd.data)
       for (int i = 0; i < count; ++i) put_stats(call, row + i, stats[i]);
     if (!special) {

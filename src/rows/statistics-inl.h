@@ -105,7 +105,7 @@ inline void load_natural(const SourceRow& s, int64_t c, int64_t count, C* out) {
 // ---- block sums ------------------------------------------------------------------------------------------------------
 // The 64 lanes of the sums of one block, kept in memory between two calls of the sweep.
 struct Lanes {
-  alignas(64) Pair s1[kPairs], s2[kPairs];
+  alignas(64) V s1[2 * kPairs], s2[2 * kPairs];
 };
 
 // Pairs of accumulators that fit in registers for `kSums` sums; the sweep goes over its columns once per group.
@@ -119,26 +119,26 @@ NORMKIT_INLINE void sweep(Lanes& lanes, int64_t c, int64_t end, const Op op) {
   constexpr int kG = kGroup<Op::kSums>;
   const int64_t whole = c + ((end - c) & ~int64_t{kSumLanes - 1});
   for (int g = 0; g < kPairs; g += kG) {
-    Pair s1[kG], s2[kG];
-#pragma GCC unroll 8
-    for (int k = 0; k < kG; ++k) {
-      if (Op::kSums == 2) s1[k] = kFresh ? Pair{} : lanes.s1[g + k];
-      s2[k] = kFresh ? Pair{} : lanes.s2[g + k];
+    V s1[2 * kG], s2[2 * kG];
+#pragma GCC unroll 16
+    for (int k = 0; k < 2 * kG; ++k) {
+      if (Op::kSums == 2) s1[k] = kFresh ? V{} : lanes.s1[2 * g + k];
+      s2[k] = kFresh ? V{} : lanes.s2[2 * g + k];
     }
     for (int64_t i = c + g * kPairElems; i < whole; i += kSumLanes) {
 #pragma GCC unroll 8
-      for (int k = 0; k < kG; ++k) op.add(i + k * kPairElems, s1[k], s2[k]);
+      for (int k = 0; k < kG; ++k) op.add(i + k * kPairElems, pair_at(s1, k), pair_at(s2, k));
     }
-#pragma GCC unroll 8
-    for (int k = 0; k < kG; ++k) {
-      if (Op::kSums == 2) lanes.s1[g + k] = s1[k];
-      lanes.s2[g + k] = s2[k];
+#pragma GCC unroll 16
+    for (int k = 0; k < 2 * kG; ++k) {
+      if (Op::kSums == 2) lanes.s1[2 * g + k] = s1[k];
+      lanes.s2[2 * g + k] = s2[k];
     }
   }
   if (whole == end) return;
   int k = 0;
-  for (c = whole; c + kPairElems <= end; c += kPairElems, ++k) op.add(c, lanes.s1[k], lanes.s2[k]);
-  if (c < end) op.add_partial(c, end - c, lanes.s1[k], lanes.s2[k]);
+  for (c = whole; c + kPairElems <= end; c += kPairElems, ++k) op.add(c, pair_at(lanes.s1, k), pair_at(lanes.s2, k));
+  if (c < end) op.add_partial(c, end - c, pair_at(lanes.s1, k), pair_at(lanes.s2, k));
 }
 
 // The sums of moments: distance from the shift, and its square (without a centre: the square alone, shift 0).
@@ -149,11 +149,11 @@ struct MomentsOp {
   C shift_value;
   V shift = splat(shift_value);
 
-  NORMKIT_INLINE void add(int64_t c, Pair& s1, Pair& s2) const {
+  NORMKIT_INLINE void add(int64_t c, PairRef s1, PairRef s2) const {
     add_pair(load<kSrc>(src, c), s1, s2);
   }
   // Missing elements must add nothing: they are set to the shift, so that their distance from it is 0.
-  __attribute__((noinline)) void add_partial(int64_t c, int64_t count, Pair& s1, Pair& s2) const {
+  __attribute__((noinline)) void add_partial(int64_t c, int64_t count, PairRef s1, PairRef s2) const {
     C last[kPairElems];
     load_natural(src, c, count, last);
     for (int64_t j = count; j < kPairElems; ++j) last[j] = shift_value;
@@ -161,26 +161,27 @@ struct MomentsOp {
   }
 
  private:
-  NORMKIT_INLINE void add_pair(Pair d, Pair& s1, Pair& s2) const {
+  NORMKIT_INLINE void add_pair(Pair d, PairRef s1, PairRef s2) const {
     if constexpr (kCentre) {
       d = d - shift;
-      s1 = s1 + d;
+      // Half of the sums by a fused multiply-add with 1, the same bits: additions alone would fill their two ports.
+      s1 = {Pair(s1).a + d.a, kFastFma ? fma(d.b, splat(C{1}), Pair(s1).b) : Pair(s1).b + d.b};
     }
-    s2 = fma(d, d, s2);
+    s2 = fma(d, d, Pair(s2));
   }
 };
 
 // The mean of 64 probes: the first 64 elements of the block, the last one repeated in a shorter block.
 template <Src kSrc>
 NORMKIT_INLINE C probe_shift(const SourceRow& s, int64_t c, int64_t m) {
-  Pair p[kPairs];
+  V p[2 * kPairs];
   if (m >= kSumLanes) {
-    for (int k = 0; k < kPairs; ++k) p[k] = load<kSrc>(s, c + k * kPairElems);
+    for (int k = 0; k < kPairs; ++k) pair_at(p, k) = load<kSrc>(s, c + k * kPairElems);
   } else {
     C probe[kSumLanes];
     load_natural(s, c, m, probe);
     for (int64_t j = m; j < kSumLanes; ++j) probe[j] = probe[m - 1];
-    for (int k = 0; k < kPairs; ++k) p[k] = load_c(probe + k * kPairElems);
+    for (int k = 0; k < kPairs; ++k) pair_at(p, k) = load_c(probe + k * kPairElems);
   }
   return sum_lanes(p) * static_cast<C>(1.0 / kSumLanes);
 }
@@ -211,7 +212,7 @@ class Summer {
  private:
   NORMKIT_INLINE void open_block(int64_t m) {
     shift_ = kCentre ? probe_shift<kSrc>(src_, pos_, m) : C{0};
-    for (int k = 0; k < kPairs; ++k) lanes_.s1[k] = lanes_.s2[k] = Pair{};
+    for (int k = 0; k < 2 * kPairs; ++k) lanes_.s1[k] = lanes_.s2[k] = V{};
   }
   NORMKIT_INLINE void close_block(int64_t m) {
     const double s2 = static_cast<double>(sum_lanes(lanes_.s2));
@@ -298,14 +299,19 @@ inline constexpr int kGroupRows = 8;
 struct GroupSums {
   double s1[kGroupRows], s2[kGroupRows], shift[kGroupRows];
 };
-template <bool kCentre, Src kSrc>
-NORMKIT_INLINE void block_sums(const SourceRow& src, int64_t cols, GroupSums& out, int i) {
-  const C shift = kCentre ? probe_shift<kSrc>(src, 0, cols) : C{0};
-  Lanes lanes;
-  sweep<true>(lanes, 0, cols, MomentsOp<kCentre, kSrc>{src, shift});
-  if (kCentre) out.s1[i] = static_cast<double>(sum_lanes(lanes.s1));
-  out.s2[i] = static_cast<double>(sum_lanes(lanes.s2));
-  out.shift[i] = static_cast<double>(shift);
+// `src` gives row i. First the probes of all rows, then their sweeps: a sweep waits for its probes, not for others.
+template <bool kCentre, Src kSrc, class SrcOf>
+NORMKIT_INLINE void group_sums(const SrcOf& src, int count, int64_t cols, GroupSums& out) {
+  C shift[kGroupRows] = {};
+  if (kCentre)
+    for (int i = 0; i < count; ++i) shift[i] = probe_shift<kSrc>(src(i), 0, cols);
+  for (int i = 0; i < count; ++i) {
+    Lanes lanes;
+    sweep<true>(lanes, 0, cols, MomentsOp<kCentre, kSrc>{src(i), shift[i]});
+    if (kCentre) out.s1[i] = static_cast<double>(sum_lanes(lanes.s1));
+    out.s2[i] = static_cast<double>(sum_lanes(lanes.s2));
+    out.shift[i] = static_cast<double>(shift[i]);
+  }
 }
 
 template <bool kCentre>
@@ -316,7 +322,7 @@ NORMKIT_INLINE Moments block_moments(const GroupSums& g, int i, double m) {
 }
 
 // The same arithmetic as finish(), in a loop that the compiler turns into vectors; by finish() itself if the recipe or
-// a row asks for more, then it returns true. `src` gives row i.
+// a row asks for more, then it returns true.
 template <bool kCentre, class SrcOf>
 NORMKIT_INLINE bool finish_group(const GroupSums& g, int count, const Recipe& r, int64_t cols, const SrcOf& src,
                                  RowStats* stats) {
@@ -403,12 +409,14 @@ __attribute__((noinline)) RowStats rescue(const SourceRow& src, const Recipe& r,
 }
 
 // ---- xhat ------------------------------------------------------------------------------------------------------------
+// xhat = (h - m0) * rstd - delta * rstd. h - m0 is exact where h is near the mean, so that one rounding is left; a
+// constant row has h = m0 and delta = 0, and gives 0.
 struct XhatMaker {
-  V m0, delta, rstd;
+  V m0, rstd, shift;     // shift = -delta * rstd
   const RowStats* slow;  // null: the fast form
 };
 NORMKIT_INLINE XhatMaker xhat_maker(const RowStats& s) {
-  return {splat(static_cast<C>(s.m0)), splat(static_cast<C>(s.delta)), splat(static_cast<C>(s.rstd)),
+  return {splat(static_cast<C>(s.m0)), splat(static_cast<C>(s.rstd)), splat(static_cast<C>(-(s.delta * s.rstd))),
           s.slow ? &s : nullptr};
 }
 __attribute__((noinline)) Pair slow_xhat(Pair h, const RowStats& s) {
@@ -420,8 +428,8 @@ __attribute__((noinline)) Pair slow_xhat(Pair h, const RowStats& s) {
 template <bool kCentre, bool kMaybeSlow = true>
 NORMKIT_INLINE Pair xhat_of(const XhatMaker& k, Pair h) {
   if (kMaybeSlow && __builtin_expect(k.slow != nullptr, 0)) return slow_xhat(h, *k.slow);
-  if constexpr (kCentre) h = (h - k.m0) - k.delta;
-  return h * k.rstd;
+  if constexpr (!kCentre) return h * k.rstd;
+  return {fma(h.a - k.m0, k.rstd, k.shift), fma(h.b - k.m0, k.rstd, k.shift)};
 }
 
 }  // namespace

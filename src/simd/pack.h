@@ -46,6 +46,17 @@ inline constexpr int kPairs = kSumLanes / kPairElems;  // pairs that hold all la
 struct Pair {
   V a, b;
 };
+// Where a pair is kept in an array of vectors. Arrays of the struct itself are copied in 16-byte pieces by the
+// compiler, and the next load of a whole register has to wait for them (measured: 3x on rows of 128).
+struct PairRef {
+  V &a, &b;
+  NORMKIT_INLINE operator Pair() const { return {a, b}; }
+  NORMKIT_INLINE void operator=(Pair p) const {
+    a = p.a;
+    b = p.b;
+  }
+};
+NORMKIT_INLINE PairRef pair_at(V* v, int i) { return {v[2 * i], v[2 * i + 1]}; }
 NORMKIT_INLINE Pair operator+(Pair p, Pair q) { return {p.a + q.a, p.b + q.b}; }
 NORMKIT_INLINE Pair operator-(Pair p, V v) { return {p.a - v, p.b - v}; }
 NORMKIT_INLINE Pair operator+(Pair p, V v) { return {p.a + v, p.b + v}; }
@@ -133,7 +144,7 @@ template <bool kStream = false, bool kShortNan = false>
 NORMKIT_INLINE void store_x(Pair v, X* p) {
   if constexpr (kX == Elem::bf16) {
     const VU even = round_bf16_bits<kShortNan>((VF)v.a) >> 16, odd = round_bf16_bits<kShortNan>((VF)v.b);
-    put<kStream>(even | (odd & 0xffff0000u), p);
+    put<kStream>(alternate((Vec<uint16_t>)even, (Vec<uint16_t>)odd), p);
   } else if constexpr (kX == Elem::f16) {
     const F16Vec halves[2] = {narrow_f16((VF)v.a), narrow_f16((VF)v.b)};
     put<kStream>(load_vec<VU>(halves), p);
@@ -208,14 +219,14 @@ NORMKIT_INLINE void store_c(Pair v, C* p) {
 }
 
 // ---- the last part of the tree: 64 lanes held in pairs ---------------------------------------------------------------
-NORMKIT_INLINE C sum_lanes(const Pair (&lanes)[kPairs]) {
-  Pair t[kPairs];
-  for (int i = 0; i < kPairs; ++i) t[i] = lanes[i];
+NORMKIT_INLINE C sum_lanes(const V (&lanes)[2 * kPairs]) {
+  V t[2 * kPairs];
+  for (int i = 0; i < 2 * kPairs; ++i) t[i] = lanes[i];
 #pragma GCC unroll 8
-  for (int half = kPairs / 2; half > 0; half /= 2)
+  for (int half = kPairs; half > 1; half /= 2)
     for (int i = 0; i < half; ++i) t[i] = t[i] + t[i + half];
-  if constexpr (kEvenOdd) return sum_by_halves<L / 2>(t[0].a) + sum_by_halves<L / 2>(t[0].b);
-  return sum_by_halves<L / 2>(t[0].a + t[0].b);
+  if constexpr (kEvenOdd) return sum_by_halves<L / 2>(t[0]) + sum_by_halves<L / 2>(t[1]);
+  return sum_by_halves<L / 2>(t[0] + t[1]);
 }
 
 }  // namespace

@@ -114,6 +114,15 @@ template <int kStart, class V>
 NORMKIT_INLINE V interleave(V even, V odd) {
   return interleave_impl<kStart>(even, odd, LaneIndices<V>{});
 }
+template <class V, int... I>
+NORMKIT_INLINE V alternate_impl(V even, V odd, Indices<I...>) {
+  return __builtin_shufflevector(even, odd, (I % 2 == 0 ? I : I + static_cast<int>(sizeof...(I)))...);
+}
+// Even lanes of the first, odd lanes of the second.
+template <class V>
+NORMKIT_INLINE V alternate(V even, V odd) {
+  return alternate_impl(even, odd, LaneIndices<V>{});
+}
 template <int kStep, class V, int... I>
 NORMKIT_INLINE V rotate_impl(V v, Indices<I...>) {
   return __builtin_shufflevector(v, v, ((I + kStep) % static_cast<int>(sizeof...(I)))...);
@@ -130,6 +139,11 @@ NORMKIT_INLINE auto sum_by_halves(V v) {
 }
 
 // ---- fused multiply-add: a * b + c, rounded once ---------------------------------------------------------------------
+#if defined(__AVX2__) || defined(__aarch64__)
+inline constexpr bool kFastFma = true;
+#else
+inline constexpr bool kFastFma = false;
+#endif
 #if defined(__AVX512F__)
 NORMKIT_INLINE VF fma(VF a, VF b, VF c) { return (VF)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c); }
 NORMKIT_INLINE VD fma(VD a, VD b, VD c) { return (VD)_mm512_fmadd_pd((__m512d)a, (__m512d)b, (__m512d)c); }
