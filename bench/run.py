@@ -9,6 +9,9 @@
 limit    time of the fastest plain copy of as many bytes as must move / our time (1.0 is the limit)
 x best   time of the fastest rival / our time; then the same for each rival
 
+Ours is normkit's array functions. In forward + backward it is normkit.torch behind autograd against the rivals that are
+behind autograd too, and the array functions against the others; the first two columns show normkit.torch.
+
 How outputs are made: by default everybody writes into given memory; who cannot be given any allocates it from a heap
 that keeps its pages ("outputs fresh" in the JSON), so that page faults do not count. --fresh measures a few cells with
 new outputs for all, ours too, on the default heap, where page faults do count.
@@ -19,6 +22,7 @@ torch.compile is slow to compile the first time; --compile-only does only that (
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import re
@@ -144,6 +148,9 @@ def main() -> int:
     if options.list or not chosen:
         print("\n".join(c.name for c in chosen) or "bench: no cell matches")
         return 0 if chosen else 2
+    if not options.compile_only and importlib.util.find_spec("normkit") is None:
+        print("bench: this Python has no normkit; `make bench` builds and installs it into .venv", file=sys.stderr)
+        return 2
     run = measure(options, chosen)
     if options.compile_only:
         return 0

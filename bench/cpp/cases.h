@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "machine.h"
 #include "normkit/tensor.h"
 
 namespace bench {
@@ -23,10 +24,6 @@ struct Case {
 
   // "rms_norm/forward/bf16/2048x4096/t1/memory"; with a residual "rms_norm+residual/...".
   std::string name() const;
-};
-
-struct Machine {
-  int64_t l2_bytes, cache_bytes, memory_bytes;  // one core's L2, last-level cache, memory that is free to use
 };
 
 // Bytes that a case must move per row: every input once, every output once. Parameters are not counted here.

@@ -17,8 +17,8 @@
 
 #include "cases.h"
 #include "copy.h"
+#include "machine.h"
 #include "memory.h"
-#include "normkit/normkit.h"
 #include "problem.h"
 #include "report.h"
 
@@ -132,19 +132,21 @@ Result measure(const Case& c, const Options& options) {
     candidate.call();
     times.push_back(calls_per_sample(candidate.call, options.quick ? 2e-3 : 5e-3));
   }
+  const CpuSeconds before = cpu_seconds();
   for (int round = 0; round < options.repeats; ++round)
     for (size_t i = 0; i < candidates.size(); ++i) {
       if (times[i] > 1) candidates[i].call();  // back into the caches after the others
       rounds[i].push_back(seconds(candidates[i].call, times[i]) / static_cast<double>(times[i]));
     }
 
+  const double disturbed = disturbance(before, cpu_seconds());
   size_t best = 1;
   for (size_t i = 2; i < candidates.size(); ++i)
     if (quantile(rounds[i], 0.5) < quantile(rounds[best], 0.5)) best = i;
   std::vector<double> ratios;
   for (size_t r = 0; r < rounds[0].size(); ++r) ratios.push_back(rounds[best][r] / rounds[0][r]);
   return {c, problem.bytes(), summarize(rounds[0]), summarize(rounds[best]), candidates[best].name,
-          quantile(ratios, 0.5), problem.check()};
+          quantile(ratios, 0.5), problem.check(), disturbed};
 }
 
 std::vector<Case> selected(const Options& o, const Machine& machine) {
@@ -165,7 +167,7 @@ std::vector<Case> selected(const Options& o, const Machine& machine) {
 int run(int argc, char** argv) {
   const Options options = parse(argc, argv);
   if (options.help) return std::fputs(kUsage, stdout), 0;
-  const Machine machine{l2_bytes(), normkit::cache_bytes(), available_memory()};
+  const Machine machine = this_machine();
   const std::vector<Case> cases = selected(options, machine);
   if (cases.empty()) throw std::invalid_argument("no case matches");
   if (options.list) {

@@ -1,13 +1,10 @@
 #include "memory.h"
 
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
-#include <fstream>
 #include <new>
-#include <string>
 #include <utility>
 
 namespace bench {
@@ -28,21 +25,5 @@ Buffer::~Buffer() {
 
 Buffer::Buffer(Buffer&& other) noexcept
     : data_(std::exchange(other.data_, nullptr)), bytes_(other.bytes_), mapped_(other.mapped_) {}
-
-int64_t available_memory() {
-  std::ifstream in("/proc/meminfo");
-  std::string key, unit;
-  for (int64_t kb = 0; in >> key >> kb; std::getline(in, unit))
-    if (key == "MemAvailable:") return kb * 1024;
-  return static_cast<int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE) / 2;
-}
-
-int64_t l2_bytes() {
-#ifdef _SC_LEVEL2_CACHE_SIZE
-  const int64_t bytes = sysconf(_SC_LEVEL2_CACHE_SIZE);
-  if (bytes > 0) return bytes;
-#endif
-  return 512 * 1024;
-}
 
 }  // namespace bench

@@ -23,9 +23,4 @@ class Buffer {
   int64_t mapped_;
 };
 
-// Memory that can be taken without swapping, in bytes.
-int64_t available_memory();
-// One core's L2, in bytes.
-int64_t l2_bytes();
-
 }  // namespace bench

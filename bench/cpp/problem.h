@@ -37,7 +37,7 @@ class Problem {
   Case case_;
   bool centred_;
   double eps_ = 1e-5;
-  // first: x and dy or the residual; out: y or dx; h: residual_out; dh: the gradient that arrives there.
+  // h: residual_out; dh: the gradient that arrives there. What a case does not have is empty.
   Buffer x_, residual_, dy_, dh_, weight_, bias_, y_, h_, dx_, dweight_, dbias_;
   std::vector<double> mean_, rstd_;  // of every row, in f64; backward takes them as what the forward saved
   int64_t bytes_ = 0;

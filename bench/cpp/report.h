@@ -8,6 +8,9 @@
 
 namespace bench {
 
+// A cell counts as disturbed when other processes took more than this share of the machine.
+inline constexpr double kDisturbed = 0.05;
+
 struct Timing {
   double median = 0;  // seconds per call
   double spread = 0;  // half the distance of the quartiles, as a share of the median
@@ -20,6 +23,7 @@ struct Result {
   std::string copy_name;   // the copy that was faster
   double limit_ratio = 0;  // median over the rounds of copy time / our time
   double error = 0;        // largest error as a share of the tolerance
+  double disturbed = 0;    // share of the machine that other processes took meanwhile
 };
 
 void print_header();

@@ -105,13 +105,13 @@ class Operands:
 def check(data: Operands, results: dict[str, np.ndarray], strict: bool) -> float:
     """The largest error of some answers, as a share of what is allowed; over 1 is wrong.
 
-    strict: the tolerance of docs/numerics.md, for ours. Rivals may round intermediate results to their own type, so
-    they get eight half ulps of it in place of 16 * 2^-24; "y", "h", "dx", "dweight" and "dbias" are looked for.
+    strict: the tolerance of docs/numerics.md, for ours. Rivals may sum in another order and round intermediate results
+    to their own type: four times 16 * 2^-24, or eight half ulps of it. Looked for: y, h, dx, dweight, dbias.
     """
     cell = data.cell
     unit, tiny = HALF_ULP[cell.dtype], HALF_SUBNORMAL[cell.dtype]
     # Llama's form rounds xhat first: another half ulp, times the weight; ours is compared bit by bit in the tests.
-    loose = F32_TOLERANCE if strict else max(F32_TOLERANCE, 8 * unit)
+    loose = F32_TOLERANCE if strict else max(4 * F32_TOLERANCE, 8 * unit)
     if strict and cell.op == "llama_rms_norm":
         loose += 2 * unit
     rows = data.sampled_rows

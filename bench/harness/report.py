@@ -50,7 +50,9 @@ def table(cells: list[dict], rivals: list[str]) -> str:
         line = f"{_label(cell):<37}{ours['seconds'] * 1e6:>10.1f}{limit:>7.2f}{_times(factor):>8} {name:<8}"
         line += "".join(f"{_times(cell['times'].get(r)):>9}" for r in rivals)
         wrong = [n for n, e in cell["entries"].items() if not e["correct"]]
-        lines.append(line + (f"  WRONG ANSWER: {', '.join(wrong)}" if wrong else ""))
+        line += f"  WRONG ANSWER: {', '.join(wrong)}" if wrong else ""
+        # Other processes ran meanwhile: the ratios are as good as the interleaving, the times are not.
+        lines.append(line + (f"  (disturbed {cell['disturbed']:.0%})" if cell["disturbed"] > 0.05 else ""))
     return "\n".join(lines)
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import repeat
+from pathlib import Path
 from statistics import median
 from time import perf_counter, sleep
 
@@ -64,6 +66,28 @@ def summarize(values: list[float]) -> Timing:
         return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
 
     return Timing(middle, (quantile(0.75) - quantile(0.25)) / 2 / middle, values)
+
+
+class Disturbance:
+    """How much of the machine other processes took while a block ran: `share` of all cores, 0 where it is unknown."""
+
+    def __enter__(self) -> Disturbance:
+        self.share, self._begin = 0.0, self._read()
+        return self
+
+    def __exit__(self, *exception) -> None:
+        wall, own, all_processes = (b - a for a, b in zip(self._begin, self._read(), strict=True))
+        self.share = max(0.0, all_processes - own) / max(wall, 1e-9) / (os.cpu_count() or 1)
+
+    @staticmethod
+    def _read() -> tuple[float, float, float]:
+        t = os.times()
+        try:
+            fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+        except OSError:
+            return t.elapsed, 0.0, 0.0
+        user, nice, system = (int(f) for f in fields[:3])
+        return t.elapsed, t.user + t.system, (user + nice + system) / os.sysconf("SC_CLK_TCK")
 
 
 def ratio(a: Timing, b: Timing) -> float:
