@@ -1,6 +1,7 @@
 // Arrays of other libraries: the DLPack protocol (`__dlpack__`), or else the buffer protocol. Both run code of the
 // other library, so nothing that they say is trusted.
 #include <cstring>
+#include <string_view>
 
 #include "operand.h"
 
@@ -9,8 +10,12 @@ namespace {
 
 bool is_jax(nb::handle object) {
   const nb::object module = nb::getattr(object.type(), "__module__", nb::none());
-  if (!PyUnicode_Check(module.ptr())) return false;
-  const std::string name = nb::cast<std::string>(module);
+  const char* text = PyUnicode_Check(module.ptr()) ? PyUnicode_AsUTF8(module.ptr()) : nullptr;
+  if (!text) {
+    PyErr_Clear();
+    return false;
+  }
+  const std::string_view name = text;
   return name == "jaxlib" || name.starts_with("jaxlib.") || name == "jax" || name.starts_with("jax.");
 }
 
