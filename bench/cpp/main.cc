@@ -65,16 +65,26 @@ Options parse(int argc, char** argv) {
       if (++i == argc) throw std::invalid_argument(name + " needs a value");
       return argv[i];
     };
-    if (name == "--set") o.set = text();
-    else if (name == "--case") o.given.push_back(parse_case(text()));
-    else if (name == "--filter") o.filter = text();
-    else if (name == "--threads") o.threads = parse_threads(text());
-    else if (name == "--quick") o.quick = true;
-    else if (name == "--repeats") o.repeats = std::max(1, std::stoi(text()));
-    else if (name == "--json") o.json = text();
-    else if (name == "--list") o.list = true;
-    else if (name == "--help" || name == "-h") o.help = true;
-    else throw std::invalid_argument("unknown option " + name + "; see --help");
+    if (name == "--set")
+      o.set = text();
+    else if (name == "--case")
+      o.given.push_back(parse_case(text()));
+    else if (name == "--filter")
+      o.filter = text();
+    else if (name == "--threads")
+      o.threads = parse_threads(text());
+    else if (name == "--quick")
+      o.quick = true;
+    else if (name == "--repeats")
+      o.repeats = std::max(1, std::stoi(text()));
+    else if (name == "--json")
+      o.json = text();
+    else if (name == "--list")
+      o.list = true;
+    else if (name == "--help" || name == "-h")
+      o.help = true;
+    else
+      throw std::invalid_argument("unknown option " + name + "; see --help");
   }
   if (o.repeats == 0) o.repeats = o.quick ? 7 : 9;
   return o;
@@ -92,7 +102,8 @@ double seconds(const Call& call, int64_t times) {
 int64_t calls_per_sample(const Call& call, double sample_seconds) {
   for (int64_t times = 1;; times *= 4) {
     const double t = seconds(call, times);
-    if (t > sample_seconds / 8) return std::max<int64_t>(1, std::llround(static_cast<double>(times) * sample_seconds / t));
+    if (t > sample_seconds / 8)
+      return std::max<int64_t>(1, std::llround(static_cast<double>(times) * sample_seconds / t));
   }
 }
 
@@ -145,8 +156,14 @@ Result measure(const Case& c, const Options& options) {
     if (quantile(rounds[i], 0.5) < quantile(rounds[best], 0.5)) best = i;
   std::vector<double> ratios;
   for (size_t r = 0; r < rounds[0].size(); ++r) ratios.push_back(rounds[best][r] / rounds[0][r]);
-  return {c, problem.bytes(), summarize(rounds[0]), summarize(rounds[best]), candidates[best].name,
-          quantile(ratios, 0.5), problem.check(), disturbed};
+  return {c,
+          problem.bytes(),
+          summarize(rounds[0]),
+          summarize(rounds[best]),
+          candidates[best].name,
+          quantile(ratios, 0.5),
+          problem.check(),
+          disturbed};
 }
 
 std::vector<Case> selected(const Options& o, const Machine& machine) {

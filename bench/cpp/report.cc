@@ -57,7 +57,8 @@ void print_header() {
 void print_line(const Result& r) {
   std::printf("%-58s %8.3f us %7.1f %8s %8.2f %6.1f%% %6.2f%s%s\n", r.what.name().c_str(), r.ours.median * 1e6,
               static_cast<double>(r.bytes) / r.ours.median * 1e-9, r.copy_name.c_str(), r.limit_ratio,
-              r.ours.spread * 100, r.error, r.error <= 1 ? "" : "  WRONG ANSWER", r.disturbed > kDisturbed ? "  disturbed" : "");
+              r.ours.spread * 100, r.error, r.error <= 1 ? "" : "  WRONG ANSWER",
+              r.disturbed > kDisturbed ? "  disturbed" : "");
   std::fflush(stdout);
 }
 
@@ -97,7 +98,8 @@ void write_json(const std::string& path, const std::string& set, int repeats, co
         << ", \"seconds\": " << r.ours.median << ", \"spread\": " << r.ours.spread
         << ", \"copy_seconds\": " << r.copy.median << ", \"copy_spread\": " << r.copy.spread
         << ", \"copy\": " << quoted(r.copy_name) << ", \"limit_ratio\": " << r.limit_ratio
-        << ", \"disturbed\": " << r.disturbed << ", \"correct\": " << (r.error <= 1 ? "true" : "false") << ", \"error\": " << std::min(r.error, 1e300) << "}";
+        << ", \"disturbed\": " << r.disturbed << ", \"correct\": " << (r.error <= 1 ? "true" : "false")
+        << ", \"error\": " << std::min(r.error, 1e300) << "}";
     comma = ",\n";
   }
   out << "\n]}\n";

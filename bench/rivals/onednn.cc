@@ -49,12 +49,15 @@ std::unique_ptr<Plan> make_plan(int rms, int backward, int dtype, int64_t rows, 
   const memory::desc stats({rows}, memory::data_type::f32, memory::format_tag::a);
   const memory::desc width({cols}, memory::data_type::f32, memory::format_tag::a);
   auto flags = normalization_flags::use_scale;
-  if (rms) flags |= normalization_flags::rms_norm;
-  else flags |= normalization_flags::use_shift;
+  if (rms)
+    flags |= normalization_flags::rms_norm;
+  else
+    flags |= normalization_flags::use_shift;
 
   if (o.residual) add_residual(*plan, matrix, o);
   const auto kind = backward ? prop_kind::forward_training : prop_kind::forward_inference;
-  const dnnl::layer_normalization_forward::primitive_desc forward(plan->engine, kind, matrix, matrix, stats, eps, flags);
+  const dnnl::layer_normalization_forward::primitive_desc forward(plan->engine, kind, matrix, matrix, stats, eps,
+                                                                  flags);
   const memory x = plan->at(matrix, o.residual ? o.h : o.x), weight = plan->at(width, o.weight);
   Step step{dnnl::layer_normalization_forward(forward),
             {{DNNL_ARG_SRC, x}, {DNNL_ARG_DST, plan->at(matrix, o.y)}, {DNNL_ARG_SCALE, weight}}};
