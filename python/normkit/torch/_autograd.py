@@ -1,4 +1,4 @@
-"""Differentiation, once for both paths that record it: autograd.Function in eager mode, and the registered operators."""
+"""Differentiation, once for both paths that record it: the eager autograd.Function and the registered operators."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from torch import Tensor
 from . import _engine
 from ._compose import compose_backward
 from ._options import BiasInfo, Options, bias_info, wider
-from ._route import route
+from ._route import PLAIN, REFUSALS, SLOW, gate, route
 
 
-def to_save(
-    o: Options, x: Tensor, residual: Tensor | None, h: Tensor | None
-) -> tuple[Tensor, Tensor | None]:
+def to_save(o: Options, x: Tensor, residual: Tensor | None, h: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """(x, residual) for the backward: h in place of both where that gives the same derivatives."""
     if residual is None or h is None or o.residual_stats != "rounded":
         return x, residual
@@ -44,12 +42,16 @@ def norm_backward(
     if not any(mask):
         return None, None, None
     if not torch.is_grad_enabled():
-        where = route(x, weight, residual, dy, dh)
-        dh = dh if mask[0] else None
-        if where == "direct":
-            return _engine.backward(o, dy, x, weight, mean, rstd, residual, dh, bias, mask)
-        if where == "op":
-            return _traced_backward(o, dy, dh, saved, bias, mask)
+        arriving = dh if mask[0] else None
+        direct = gate(dy, dh, None) != SLOW and type(x) in PLAIN
+        if direct or route(x, weight, residual, dy, dh) == "direct":
+            try:
+                return _engine.backward(o, dy, x, weight, mean, rstd, residual, arriving, bias, mask)
+            except REFUSALS:  # a gradient of an unusual kind, such as a batch of gradients under one name
+                if route(x, weight, residual, dy, dh) == "direct":
+                    raise
+        elif route(x, weight, residual, dy, dh) == "op":
+            return _traced_backward(o, dy, arriving, saved, bias, mask)
     dx, dweight, dbias = compose_backward(o, dy, x, weight, residual, None if bias is None else bias.shape, mask)
     if dx is not None:
         if dh is not None:
@@ -75,7 +77,8 @@ def _traced_backward(
     dtype = None if bias is None else bias.dtype
     shape = None if bias is None else bias.shape
     outs = op(dy, x, weight, mean, rstd, residual, dh, *o[1:], shape, dtype, list(mask))
-    return tuple(t if m else None for t, m in zip(outs, mask, strict=True))  # type: ignore[return-value]
+    dx, dweight, dbias = (t if m else None for t, m in zip(outs, mask, strict=True))
+    return dx, dweight, dbias
 
 
 def split_dx(
@@ -92,7 +95,7 @@ class Norm(torch.autograd.Function):
     """The eager path under autograd. Outputs: y, then h if there is a residual, then mean and rstd if asked for."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         x: Tensor,
         weight: Tensor | None,
@@ -114,10 +117,13 @@ class Norm(torch.autograd.Function):
         return tuple(t for t in (y, h, *numbers) if t is not None)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor | None, *rest: Tensor | None) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, dy: Tensor | None, *rest: Tensor | None) -> Any:
         dh = rest[0] if ctx.residual_dtype is not None else None
         need_x, need_weight, need_bias, need_residual = ctx.needs_input_grad[:4]
         mask = (need_x or need_residual, need_weight, need_bias)
         dx, dweight, dbias = norm_backward(ctx.o, dy, dh, ctx.saved_tensors, ctx.bias, mask)
         dx, dresidual = split_dx(dx, ctx.x_dtype, ctx.residual_dtype, (need_x, need_residual))
         return dx, dweight, dbias, dresidual, None, None
+
+
+record: Any = Norm.apply

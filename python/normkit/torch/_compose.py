@@ -96,7 +96,7 @@ def compose_backward(
     x: Tensor,
     weight: Tensor | None,
     residual: Tensor | None,
-    bias_shape: torch.Size | None,
+    bias_shape: Sequence[int] | None,
     mask: Sequence[bool],
 ) -> list[Tensor | None]:
     """[dx, dweight, dbias] in f64 as differentiable functions of dy, x, weight and residual; None where masked out.

@@ -52,7 +52,10 @@ def describe(o: Options) -> str:
     words = [o.kind, f"eps={o.eps:g}"]
     if o.weight_offset:
         words.append(f"weight_offset={o.weight_offset:g}")
-    words += [f"{k}={v}" for k, v, d in (("rounding", o.rounding, "once"), ("eps_mode", o.eps_mode, "inside")) if v != d]
+    if o.rounding != "once":
+        words.append(f"rounding={o.rounding}")
+    if o.eps_mode != "inside":
+        words.append(f"eps_mode={o.eps_mode}")
     return " ".join(words)
 
 

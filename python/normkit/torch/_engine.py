@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,8 +11,12 @@ from torch import Tensor
 from .. import _core
 from ._options import BiasInfo, Options, wider
 
-FORWARD = {"layer_norm": _core.layer_norm, "rms_norm": _core.rms_norm, "l2_norm": _core.l2_norm}
-BACKWARD = {
+FORWARD: dict[str, Callable[..., Any]] = {
+    "layer_norm": _core.layer_norm,
+    "rms_norm": _core.rms_norm,
+    "l2_norm": _core.l2_norm,
+}
+BACKWARD: dict[str, Callable[..., Any]] = {
     "layer_norm": _core.layer_norm_backward,
     "rms_norm": _core.rms_norm_backward,
     "l2_norm": _core.l2_norm_backward,
@@ -67,14 +72,14 @@ def backward(
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """(dx, dweight, dbias), None where masked out; dx in the wider type of x and residual, the others in their own."""
     mask = (mask[0], mask[1] and weight is not None, mask[2] and bias is not None)
-    outs = {}
+    outs: dict[str, Tensor | None] = {}
     if mask[0] and residual is not None and residual.dtype != x.dtype:
         outs["dx"] = torch.empty(x.shape, dtype=wider(x.dtype, residual.dtype))
     if mask[2] and bias is not None and (weight is None or weight.dtype != bias.dtype or weight.shape != bias.shape):
         outs["dbias"] = torch.empty(bias.shape, dtype=bias.dtype)
     if o.kind == "layer_norm":
         outs["mean"] = mean
-    return BACKWARD[o.kind](
+    dx, dweight, dbias = BACKWARD[o.kind](
         dy,
         x,
         weight,
@@ -90,3 +95,4 @@ def backward(
         output_mask=mask,
         **outs,
     )
+    return dx, dweight, dbias

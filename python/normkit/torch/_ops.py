@@ -24,7 +24,7 @@ _BACKWARD = (
     "(Tensor dy, Tensor x, Tensor? weight, Tensor? mean, Tensor rstd, Tensor? residual, Tensor? dresidual_out, "
     f"{_OPTIONS}, SymInt[]? bias_shape, ScalarType? bias_dtype, bool[] output_mask) -> (Tensor, Tensor, Tensor)"
 )
-_library = torch.library.Library("normkit", "DEF")
+_library: Any = torch.library.Library("normkit", "DEF")  # type: ignore[no-untyped-call]
 
 
 def _empty(x: Tensor) -> Tensor:

@@ -8,7 +8,6 @@ isinstance checks are untouched.
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +18,7 @@ from ._define import Definition, define
 from ._probe import NotProven
 from ._route import route
 from .functional import fast, norm
-from .modules import LayerNorm, RMSNorm
+from .modules import LayerNorm, RMSNorm, parameter
 
 __all__ = ["PatchReport", "patch", "unpatch"]
 
@@ -83,8 +82,9 @@ def unpatch(model: torch.nn.Module) -> int:
     for module in model.modules():
         if vars(module).pop(_ATTRIBUTE, None) is not None:
             count += 1
-            if type(module) is _patched_class(_original(type(module))):  # else derived from it since: forward falls back
-                module.__class__ = _original(type(module))
+            original = _original(type(module))
+            if type(module) is _patched_class(original):  # else a class made from it since, whose forward falls back
+                module.__class__ = original
     return count
 
 
@@ -130,36 +130,39 @@ def _by_normkit(module: torch.nn.Module, x: Any) -> Tensor | None:
     if definition is None or not isinstance(x, Tensor):
         return None
     parts = definition.parts
-    weight = None if parts.weight is None else _parameter(module, parts.weight)
-    bias = None if parts.bias is None else _parameter(module, parts.bias)
+    weight = None if parts.weight is None else parameter(module, parts.weight)
+    bias = None if parts.bias is None else parameter(module, parts.bias)
     o = definition.options.get((x.dtype, None if weight is None else weight.dtype))
     if o is None or (definition.eps_name is not None and attributes.get(definition.eps_name) != o.eps):
         return None
-    if parts.shape is not None and tuple(x.shape[-len(parts.shape) :]) != parts.shape:
+    if parts.shape_matters and tuple(x.shape[-o.dims :]) != parts.shape:
         return None
     y = fast(o, x, weight, bias)
     if y is None and route(x, weight, bias) != "torch":
-        y = norm(o, x, parts.shape or (x.shape[-1],), weight, bias)
+        shape = tuple(x.shape[-o.dims :])
+        if parts.shape in (None, shape):
+            y = norm(o, x, shape, weight, bias)
     return y
 
 
-def _parameter(module: torch.nn.Module, name: str) -> Any:
-    """getattr(module, name), without its cost where the parameter is an ordinary one."""
-    return module._parameters[name] if name in module._parameters else getattr(module, name)
-
-
-def _original(cls: type) -> type:
+def _original(cls: type) -> type[torch.nn.Module]:
     """The class that a patched class, or one derived from it, was made from."""
-    return next(c for c in cls.__mro__ if _Patched in c.__bases__).__bases__[1]
+    original: type[torch.nn.Module] = next(c for c in cls.__mro__ if _Patched in c.__bases__).__bases__[1]
+    return original
 
 
-@functools.lru_cache(maxsize=None)
-def _patched_class(original: type) -> type:
+_classes: dict[type[torch.nn.Module], type[torch.nn.Module]] = {}
+
+
+def _patched_class(original: type[torch.nn.Module]) -> type[torch.nn.Module]:
     """The subclass of original that calls normkit; one per class, so that type comparisons between modules hold."""
-    return type(original.__name__, (_Patched, original), {"__module__": original.__module__, "__doc__": original.__doc__})
+    if original in _classes:
+        return _classes[original]
+    attributes = {"__module__": original.__module__, "__doc__": original.__doc__}
+    return _classes.setdefault(original, type(original.__name__, (_Patched, original), attributes))
 
 
-def _rebuild(original: type) -> torch.nn.Module:
+def _rebuild(original: type[torch.nn.Module]) -> torch.nn.Module:
     """An empty patched module: copying and unpickling fill in its state."""
     cls = _patched_class(original)
     return cls.__new__(cls)

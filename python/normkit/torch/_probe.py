@@ -41,13 +41,15 @@ class Parts:
             raise NotProven(f"its parameters are {', '.join(self.parameters)}: not one weight and at most one bias")
         self.weight = weights[0] if weights else None
         for name, p in self.parameters.items():
-            if isinstance(p, torch.nn.parameter.UninitializedTensorMixin):
+            if torch.nn.parameter.is_lazy(p):
                 raise NotProven(f"its {name} is not initialized")
             if p.device.type not in ("cpu", "meta"):
                 raise NotProven(f"its {name} is on {p.device}")
             if p.shape != self.parameters[weights[0]].shape:
                 raise NotProven("its weight and bias differ in shape")
         self.shape = self._shape(module)
+        # Where the engine cannot see from the weight that x has other last dims than the module was made for.
+        self.shape_matters = self.shape is not None and (not weights or self.parameters[weights[0]].numel() == 1)
 
     def _shape(self, module: torch.nn.Module) -> tuple[int, ...] | None:
         told = getattr(module, "normalized_shape", None)

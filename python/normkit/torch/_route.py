@@ -19,7 +19,7 @@ _is_dynamo = getattr(torch.compiler, "is_dynamo_compiling", None) or torch.compi
 _is_compiling = getattr(torch.compiler, "is_compiling", _is_dynamo)
 _dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
 _tracing = torch._C._get_tracing_state
-grad_enabled = torch.is_grad_enabled
+_grad_enabled = torch.is_grad_enabled
 
 
 def _transforms_by_stack() -> bool:
@@ -28,7 +28,11 @@ def _transforms_by_stack() -> bool:
 
 _transforms = getattr(torch._C, "_are_functorch_transforms_active", _transforms_by_stack)
 
-PLAIN = {Tensor, torch.nn.Parameter}
+PLAIN = frozenset((Tensor, torch.nn.Parameter))
+# The answers of `gate`: something is out of the ordinary; call the engine; call it and record for autograd.
+SLOW, DIRECT, RECORD = 0, 1, 2
+# What the extension module raises for an input that it does not take. The slow path then decides what that means.
+REFUSALS = (TypeError, ValueError, RuntimeError, BufferError)
 
 
 def _traced_types() -> set[type]:
@@ -66,25 +70,32 @@ def ordinary(t: Tensor) -> bool:
     return torch._C._dispatch_keys(t).raw_repr() in _ORDINARY
 
 
-def quiet(x: Tensor) -> bool:
-    """True if x is an ordinary tensor object and no mode, transform or tracer is active in this thread.
+def gate(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> int:
+    """SLOW, DIRECT or RECORD: the cheapest checks that together exclude that a direct call would bypass somebody.
 
-    The cheapest checks that together exclude every case in which a direct call would bypass somebody. What they let
-    through and the engine does not take (devices, layouts, types, wrappers without memory) makes the extension raise;
-    a pending negation (the imaginary part of a conjugate) it resolves.
+    What they let through and the engine does not take (devices, layouts, types, wrappers without memory) makes the
+    extension raise; a pending negation (the imaginary part of a conjugate) it resolves.
     """
-    return (
-        type(x) is Tensor
-        and not _is_dynamo()
-        and not _dispatch_modes()
-        and not _transforms()
-        and forward_ad._current_level < 0
-        and _tracing() is None
-    )
+    if (
+        type(x) is not Tensor
+        or _is_dynamo()
+        or _dispatch_modes()
+        or _transforms()
+        or forward_ad._current_level >= 0
+        or _tracing() is not None
+        or (weight is not None and type(weight) not in PLAIN)
+        or (bias is not None and type(bias) not in PLAIN)
+    ):
+        return SLOW
+    if not _grad_enabled():
+        return DIRECT
+    if x.requires_grad or (weight is not None and weight.requires_grad) or (bias is not None and bias.requires_grad):
+        return RECORD
+    return DIRECT
 
 
 def route(x: Tensor, *others: Tensor | None) -> str:
-    """"direct", "op" or "torch" (see the module) for x and the other operands."""
+    """One of "direct", "op" or "torch" (see the module) for x and the other operands."""
     tensors = [x, *(t for t in others if t is not None)]
     if not all(isinstance(t, Tensor) for t in tensors):
         return "torch"  # torch names the argument; or it knows the type by __torch_function__
@@ -110,5 +121,5 @@ def _takes(t: Tensor, x: Tensor) -> bool:
         and t.layout == torch.strided
         and not t.is_nested
         and t.dtype in DTYPES
-        and (t.dtype == x.dtype or t.dtype == torch.float32 and x.dtype != torch.float64)
+        and (t.dtype == x.dtype or (t.dtype == torch.float32 and x.dtype != torch.float64))
     )

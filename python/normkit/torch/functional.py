@@ -28,15 +28,12 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import _engine, _ops  # noqa: F401  (_ops registers the operators)
-from ._autograd import Norm
+from ._autograd import record
 from ._compose import compose_forward
 from ._options import Options, default_rms_eps
-from ._route import PLAIN, grad_enabled, quiet, route
+from ._route import DIRECT, RECORD, REFUSALS, gate, route
 
 __all__ = ["l2_norm", "layer_norm", "normalize", "rms_norm"]
-
-# What the extension module raises for an input that it does not take: `norm` then decides what that means.
-_REFUSALS = (TypeError, ValueError, RuntimeError, BufferError)
 
 
 def layer_norm(
@@ -58,6 +55,8 @@ def layer_norm(
     """LayerNorm (torch.nn.functional.layer_norm): mean and biased variance over the last dims, `normalized_shape`."""
     shape = _shape(normalized_shape)
     o = Options("layer_norm", len(shape), eps, weight_offset, rounding, eps_mode, residual_stats)
+    if residual is None and out is None and residual_out is None and not return_stats:
+        return norm_plain(o, input, shape, weight, bias)
     return norm(o, input, shape, weight, bias, residual, out, residual_out, return_stats)
 
 
@@ -85,6 +84,8 @@ def rms_norm(
     if eps is None:
         eps = default_rms_eps(getattr(input, "dtype", torch.float32))
     o = Options("rms_norm", len(shape), eps, weight_offset, rounding, eps_mode, residual_stats)
+    if residual is None and out is None and residual_out is None and not return_stats:
+        return norm_plain(o, input, shape, weight, bias)
     return norm(o, input, shape, weight, bias, residual, out, residual_out, return_stats)
 
 
@@ -117,7 +118,7 @@ def normalize(
     At a zero row the result is 0 and the derivative 1/eps, as in torch: there the function is x / eps.
     """
     if p != 2.0 or not isinstance(dim, int) or not isinstance(input, Tensor) or not -input.dim() <= dim < input.dim():
-        return F.normalize(input, p, dim, eps, out)  # type: ignore[arg-type]
+        return F.normalize(input, p, dim, eps, out)  # type: ignore[arg-type,no-any-return]
     if input.shape[dim] == 0 or route(input, out) == "torch" or (out is not None and out.shape != input.shape):
         return F.normalize(input, p, dim, eps, out)
     o = Options("l2_norm", 1, eps)
@@ -125,6 +126,17 @@ def normalize(
     if dim in (-1, input.dim() - 1):
         return norm(o, input, shape, out=out)
     return norm(o, input.movedim(dim, -1), shape, out=None if out is None else out.movedim(dim, -1)).movedim(-1, dim)
+
+
+def norm_plain(
+    o: Options, x: Tensor, shape: tuple[int, ...], weight: Tensor | None = None, bias: Tensor | None = None
+) -> Tensor:
+    """`norm` without residual, outputs and statistics: by the shortest path that is right."""
+    if weight is not None and len(shape) == 1 and shape[0] != 1 and tuple(weight.shape) == shape:
+        y = fast(o, x, weight, bias)
+        if y is not None:
+            return y
+    return norm(o, x, shape, weight, bias)  # type: ignore[no-any-return]
 
 
 def norm(
@@ -143,7 +155,7 @@ def norm(
     if where == "torch":
         return _by_torch(o, x, shape, weight, bias, residual, out, residual_out, stats)
     _check_shapes(o, x, shape, weight, bias, residual)
-    grad = grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias, residual))
+    grad = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias, residual))
     if out is not None or residual_out is not None:
         if grad:
             raise RuntimeError(f"{o.kind}: out and residual_out do not support autograd, but an input requires grad")
@@ -154,45 +166,35 @@ def norm(
         y, h, mean, rstd = getattr(torch.ops.normkit, o.kind)(x, weight, bias, residual, *o[1:])
         return _pack(y, None if residual is None else h, mean if o.kind == "layer_norm" else None, rstd, stats)
     if grad:
-        return Norm.apply(x, weight, bias, residual, o, stats)
+        return record(x, weight, bias, residual, o, stats)
     return _pack(*_engine.forward(o, x, weight, bias, residual, out, residual_out, stats), stats)
 
 
 def fast(o: Options, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor | None:
-    """y by one direct call, or None if anything is out of the ordinary; then `norm` finds out what.
+    """y by the shortest path, or None if anything is out of the ordinary; then `norm` finds out what.
 
     The caller vouches that the last dims of x are what the weight was made for, or gives a weight of several elements,
     which the engine compares with them.
     """
-    if (
-        not quiet(x)
-        or (weight is not None and type(weight) not in PLAIN)
-        or (bias is not None and type(bias) not in PLAIN)
-    ):
-        return None
+    kind = gate(x, weight, bias)
     try:
-        if grad_enabled() and _needs_grad(x, weight, bias):
-            return Norm.apply(x, weight, bias, None, o, False)
-        return _engine.FORWARD[o.kind](
-            x,
-            weight,
-            bias,
-            eps=o.eps,
-            axis=-o.dims,
-            weight_offset=o.weight_offset,
-            rounding=o.rounding,
-            eps_mode=o.eps_mode,
-        )
-    except _REFUSALS:
-        return None
-
-
-def _needs_grad(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> bool:
-    return (
-        x.requires_grad
-        or (weight is not None and weight.requires_grad)
-        or (bias is not None and bias.requires_grad)
-    )
+        if kind == DIRECT:
+            y: Tensor = _engine.FORWARD[o.kind](
+                x,
+                weight,
+                bias,
+                eps=o.eps,
+                axis=-o.dims,
+                weight_offset=o.weight_offset,
+                rounding=o.rounding,
+                eps_mode=o.eps_mode,
+            )
+            return y
+        if kind == RECORD:
+            return record(x, weight, bias, None, o, False)  # type: ignore[no-any-return]
+    except REFUSALS:
+        pass
+    return None
 
 
 def _shape(normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
@@ -233,9 +235,7 @@ def _check_shapes(
         )
     for name, t in (("weight", weight), ("bias", bias)):
         if t is not None and tuple(t.shape) != shape and not (o.kind == "l2_norm" and t.numel() == 1):
-            raise ValueError(
-                f"{o.kind}: {name} has shape {list(t.shape)}, expected {list(shape)} (normalized_shape)"
-            )
+            raise ValueError(f"{o.kind}: {name} has shape {list(t.shape)}, expected {list(shape)} (normalized_shape)")
     if weight is None and o.weight_offset != 0.0:
         raise ValueError(f"{o.kind}: weight_offset is {o.weight_offset}, but there is no weight")
     if residual is not None and residual.shape != x.shape:
@@ -258,11 +258,9 @@ def _by_torch(
     """torch's own operator, or where it lacks an option the same formula in torch's operators."""
     if o.is_torch and residual is None and residual_out is None and not stats:
         if o.kind == "layer_norm":
-            y = F.layer_norm(x, shape, weight, bias, o.eps)
-            return y if out is None else out.copy_(y)
+            return _into(o, F.layer_norm(x, shape, weight, bias, o.eps), None, out, None)
         if bias is None:
-            y = F.rms_norm(x, shape, weight, o.eps)
-            return y if out is None else out.copy_(y)
+            return _into(o, F.rms_norm(x, shape, weight, o.eps), None, out, None)
     o.check()
     _check_shapes(o, x, shape, weight, bias, residual)
     y, h, mean, rstd = compose_forward(o, x, weight, bias, residual)

@@ -2,36 +2,54 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from . import _engine
 from ._options import Options, default_rms_eps
-from .functional import fast, norm
+from ._route import DIRECT, REFUSALS, gate
+from .functional import norm_plain
 
 __all__ = ["LayerNorm", "RMSNorm"]
+
+_layer_norm = _engine.FORWARD["layer_norm"]
+_rms_norm = _engine.FORWARD["rms_norm"]
 
 
 class LayerNorm(torch.nn.LayerNorm):
     """torch.nn.LayerNorm, computed by normkit. Everything but forward is torch's own."""
 
     def forward(self, input: Tensor) -> Tensor:
+        weight, bias = parameter(self, "weight"), parameter(self, "bias")
         shape = self.normalized_shape
+        if weight is not None and (len(shape) != 1 or shape[0] != 1) and gate(input, weight, bias) == DIRECT:
+            try:
+                return _layer_norm(input, weight, bias, eps=self.eps, axis=-len(shape))  # type: ignore[no-any-return]
+            except REFUSALS:
+                pass
         o = Options("layer_norm", len(shape), self.eps)
-        return apply(o, shape, input, self.weight, self.bias)
+        return norm_plain(o, input, shape, weight, bias)
 
 
 class RMSNorm(torch.nn.RMSNorm):
     """torch.nn.RMSNorm, computed by normkit; eps=None is the machine epsilon of the type that sums are formed in."""
 
     def forward(self, x: Tensor) -> Tensor:
-        shape = self.normalized_shape
-        eps = default_rms_eps(x.dtype) if self.eps is None else self.eps
-        return apply(Options("rms_norm", len(shape), eps), shape, x, self.weight, None)
+        weight = parameter(self, "weight")
+        shape, eps = self.normalized_shape, self.eps
+        if eps is None:
+            eps = default_rms_eps(x.dtype)
+        if weight is not None and (len(shape) != 1 or shape[0] != 1) and gate(x, weight, None) == DIRECT:
+            try:
+                return _rms_norm(x, weight, None, eps=eps, axis=-len(shape))  # type: ignore[no-any-return]
+            except REFUSALS:
+                pass
+        return norm_plain(Options("rms_norm", len(shape), eps), x, shape, weight)
 
 
-def apply(o: Options, shape: tuple[int, ...], x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """One normalization, by the shortest path that is right."""
-    if (weight is None or len(shape) != 1 or shape[0] == 1) and tuple(x.shape[-len(shape) :]) != shape:
-        return norm(o, x, shape, weight, bias)  # raises, or torch does
-    y = fast(o, x, weight, bias)
-    return norm(o, x, shape, weight, bias) if y is None else y
+def parameter(module: torch.nn.Module, name: str) -> Any:
+    """getattr(module, name), without its cost where the parameter is an ordinary one."""
+    parameters = module._parameters
+    return parameters[name] if name in parameters else getattr(module, name)
