@@ -162,38 +162,45 @@ void run_by_columns(const Run& r, const Backward& c, char* memory) {
   });
 }
 
-// Rounds a total into a parameter gradient's element, adding to what is there if asked.
-void put_gradient(const View& v, int64_t index, double total, bool accumulate) {
-  int64_t offset = 0;
-  for (int d = v.rank - 1; d >= 0; --d) {
-    offset += index % v.shape[d] * v.strides[d];
-    index /= v.shape[d];
-  }
-  const auto put = [&]<class T>(T* p) {
-    if (accumulate) total += static_cast<double>(*p);
+// Rounds totals into a parameter gradient, adding to what is there if asked.
+template <class T>
+void put_totals(const View& v, const double* total, int64_t count, bool accumulate) {
+  const auto put = [=](T& out, double sum) {
+    if (accumulate) sum += static_cast<double>(out);
     if constexpr (sizeof(T) == 2) {
-      *p = T(static_cast<float>(total));
+      out = T(static_cast<float>(sum));
     } else {
-      *p = static_cast<T>(total);
+      out = static_cast<T>(sum);
     }
   };
-  switch (v.dtype) {
-    case DType::f32: return put(static_cast<float*>(v.data) + offset);
-    case DType::bf16: return put(static_cast<bf16*>(v.data) + offset);
-    case DType::f16: return put(static_cast<f16*>(v.data) + offset);
-    default: return put(static_cast<double*>(v.data) + offset);
+  T* data = static_cast<T*>(v.data);
+  if (is_run(v, count)) {
+    for (int64_t c = 0; c < count; ++c) put(data[c], total[c]);
+    return;
+  }
+  for (int64_t c = 0; c < count; ++c) {
+    int64_t offset = 0, index = c;
+    for (int d = v.rank - 1; d >= 0; --d) {
+      offset += index % v.shape[d] * v.strides[d];
+      index /= v.shape[d];
+    }
+    put(data[offset], total[c]);
   }
 }
 
 void put_gradients(const View& v, const double* total, int64_t cols, bool accumulate) {
   if (!v) return;
-  if (v.numel() == cols) {
-    for (int64_t c = 0; c < cols; ++c) put_gradient(v, c, total[c], accumulate);
-    return;
-  }
   double all = 0;
-  for (int64_t c = 0; c < cols; ++c) all += total[c];
-  put_gradient(v, 0, all, accumulate);
+  if (v.numel() != cols) {  // one element for all columns
+    for (int64_t c = 0; c < cols; ++c) all += total[c];
+    total = &all;
+  }
+  switch (v.dtype) {
+    case DType::f32: return put_totals<float>(v, total, v.numel(), accumulate);
+    case DType::bf16: return put_totals<bf16>(v, total, v.numel(), accumulate);
+    case DType::f16: return put_totals<f16>(v, total, v.numel(), accumulate);
+    default: return put_totals<double>(v, total, v.numel(), accumulate);
+  }
 }
 
 void run(const Method& m, const NormGradArgs& a, const Exec& exec) {

@@ -39,8 +39,9 @@ void apply(const Forward& call, int64_t row, int64_t c0, int64_t c1, const RowSt
 }
 
 void backward(const Backward& call, int64_t row0, int64_t row1, void* dweight, void* dbias) {
-  call.recipe.centre ? backward_rows<true>(call, row0, row1, dweight, dbias)
-                     : backward_rows<false>(call, row0, row1, dweight, dbias);
+  (call.recipe.centre ? pick_backward<true> : pick_backward<false>)(call)(
+      call, row0, row1, {static_cast<C*>(dweight), static_cast<C*>(dbias)});
+  if (call.stream) stream_fence();
 }
 
 RowStats saved(const Backward& call, int64_t row) {
@@ -49,17 +50,17 @@ RowStats saved(const Backward& call, int64_t row) {
 
 GradSums part_grad_sums(const Backward& call, int64_t row, int64_t c0, int64_t c1, const RowStats& stats) {
   const GradRow r = row_of(call, row, stats);
-  return call.recipe.centre ? grad_sums<true>(r, c0, c1) : grad_sums<false>(r, c0, c1);
+  return call.recipe.centre ? grad_sums<true, kGenericGrad>(r, c0, c1) : grad_sums<false, kGenericGrad>(r, c0, c1);
 }
 
 void grad_apply(const Backward& call, int64_t row0, int64_t row1, int64_t c0, int64_t c1, const RowStats* stats,
                 const GradSums* sums, void* dweight, void* dbias) {
-  C *dw = static_cast<C*>(dweight), *db = static_cast<C*>(dbias);
+  const BlockSums block{static_cast<C*>(dweight), static_cast<C*>(dbias)};
   for (int64_t row = row0; row < row1; ++row) {
     GradRow r = row_of(call, row, stats[row]);
     set_sums(r, call.recipe, call.cols, sums[row]);
-    call.recipe.centre ? grad_columns<true, false>(&r, 1, c0, c1, dw, db)
-                       : grad_columns<false, false>(&r, 1, c0, c1, dw, db);
+    call.recipe.centre ? grad_columns<true, kGenericGrad, false>(&r, 1, c0, c1, block, 0, 0)
+                       : grad_columns<false, kGenericGrad, false>(&r, 1, c0, c1, block, 0, 0);
   }
 }
 

@@ -77,6 +77,7 @@ NORMKIT_INLINE void stream_fence() {
 
 // A line that will be read soon; any address is fine.
 NORMKIT_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+NORMKIT_INLINE void prefetch_far(const void* p) { __builtin_prefetch(p, 0, 2); }  // no nearer than the L2 cache
 
 template <class T>
 NORMKIT_INLINE Vec<T> splat(T value) {
