@@ -114,12 +114,13 @@ def route(x: Tensor, *others: Tensor | None) -> str:
 
 
 def _takes(t: Tensor, x: Tensor) -> bool:
-    """True if the engine takes t beside x: a dense CPU (or meta) tensor of x's type, f32, or for f32 x any narrower."""
+    """True if the engine takes t beside x: a dense CPU (or meta) tensor of at most 8 dims, of x's type or f32."""
     return (
         t.device.type in ("cpu", "meta")
         and t.device == x.device
         and t.layout == torch.strided
         and not t.is_nested
         and t.dtype in DTYPES
-        and (t.dtype == x.dtype or (t.dtype == torch.float32 and x.dtype != torch.float64))
+        and t.dim() <= 8
+        and t.dtype in (x.dtype, torch.float32)
     )

@@ -118,14 +118,18 @@ def normalize(
     At a zero row the result is 0 and the derivative 1/eps, as in torch: there the function is x / eps.
     """
     if p != 2.0 or not isinstance(dim, int) or not isinstance(input, Tensor) or not -input.dim() <= dim < input.dim():
-        return F.normalize(input, p, dim, eps, out)  # type: ignore[arg-type,no-any-return]
-    if input.shape[dim] == 0 or route(input, out) == "torch" or (out is not None and out.shape != input.shape):
+        return F.normalize(input, p, dim, eps, out)  # type: ignore[arg-type]
+    where = route(input, out)
+    if input.shape[dim] == 0 or where == "torch" or (out is not None and out.shape != input.shape):
         return F.normalize(input, p, dim, eps, out)
     o = Options("l2_norm", 1, eps)
-    shape = (input.shape[dim],)
-    if dim in (-1, input.dim() - 1):
-        return norm(o, input, shape, out=out)
-    return norm(o, input.movedim(dim, -1), shape, out=None if out is None else out.movedim(dim, -1)).movedim(-1, dim)
+    rows, shape = input.movedim(dim, -1), (input.shape[dim],)
+    if out is None and (where == "op" or (torch.is_grad_enabled() and input.requires_grad)):
+        y: Tensor = norm(o, rows, shape)
+        return y.movedim(-1, dim).contiguous()
+    result = torch.empty_like(input) if out is None else out
+    norm(o, rows, shape, out=result.movedim(dim, -1))
+    return result
 
 
 def norm_plain(
