@@ -7,7 +7,7 @@
     python bench/run.py --list             the names of the cells
 
 limit    time of the fastest plain copy of as many bytes as must move / our time (1.0 is the limit)
-x best   time of the fastest rival / our time; then the same for each rival
+x best   time of the fastest rival with a right answer / our time; then the same for each rival (! wrong answer)
 
 Ours is normkit's array functions. In forward + backward it is normkit.torch behind autograd against the rivals that are
 behind autograd too, and the array functions against the others; the first two columns show normkit.torch.

@@ -22,7 +22,8 @@ def our_door(cell: dict) -> str:
 
 def best_rival(cell: dict, names: Iterable[str] | None = None) -> tuple[str, float] | None:
     """(name, its time / ours) of the fastest rival with a right answer."""
-    times = {n: t for n, t in cell["times"].items() if names is None or n in names}
+    right = [n for n in cell["times"] if cell["entries"][n]["correct"] and (names is None or n in names)]
+    times = {n: cell["times"][n] for n in right}
     return min(times.items(), key=lambda item: item[1]) if times else None
 
 
@@ -37,7 +38,10 @@ def _times(value: float | None) -> str:
 
 
 def table(cells: list[dict], rivals: list[str]) -> str:
-    """One line a cell: our time, the limit ratio, times the best rival, and every rival's time / ours."""
+    """One line a cell: our time, the limit ratio, times the best rival, and every rival's time / ours.
+
+    A rival whose answer is wrong has a "!" and is never the best.
+    """
     lines = [f"{'':<37}{'ours us':>10}{'limit':>7}{'x best':>8} {'':<8}" + "".join(f"{r:>9}" for r in rivals)]
     for cell in cells:
         ours = cell["entries"].get(our_door(cell))
@@ -48,9 +52,10 @@ def table(cells: list[dict], rivals: list[str]) -> str:
         name, factor = best if best else ("", None)
         limit = cell["limit_ratio"].get(our_door(cell))
         line = f"{_label(cell):<37}{ours['seconds'] * 1e6:>10.1f}{limit:>7.2f}{_times(factor):>8} {name:<8}"
-        line += "".join(f"{_times(cell['times'].get(r)):>9}" for r in rivals)
         wrong = [n for n, e in cell["entries"].items() if not e["correct"]]
-        line += f"  WRONG ANSWER: {', '.join(wrong)}" if wrong else ""
+        line += "".join(f"{_times(cell['times'].get(r)) + '!' * (r in wrong):>9}" for r in rivals)
+        ours_wrong = [n for n in wrong if n.startswith("normkit")]
+        line += f"  WRONG ANSWER: {', '.join(ours_wrong)}" if ours_wrong else ""
         # Other processes ran meanwhile: the ratios are as good as the interleaving, the times are not.
         lines.append(line + (f"  (disturbed {cell['disturbed']:.0%})" if cell["disturbed"] > 0.05 else ""))
     return "\n".join(lines)
@@ -102,6 +107,12 @@ def calls_text(calls: dict[str, dict[str, float]]) -> str:
 def left_out(cells: list[dict], absent: dict[str, str]) -> str:
     """Every rival that is missing, as a whole or in some cells, with the reason."""
     lines = [f"absent: {name} ({reason})" for name, reason in absent.items()]
+    lines += [
+        f"! wrong answer: {name} in {cell['cell']}, error {entry['error']:.1f} times what is allowed"
+        for cell in cells
+        for name, entry in cell["entries"].items()
+        if not entry["correct"]
+    ]
     reasons: dict[tuple[str, str], int] = {}
     for cell in cells:
         for name, reason in cell["skipped"].items():
