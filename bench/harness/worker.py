@@ -21,7 +21,7 @@ from .timing import Disturbance, Timing, interleave, ratio
 
 SAMPLE = {"quick": 2e-3, "full": 5e-3}
 # A cell is measured again, at most this often, while other processes take more than this share of the machine.
-TRIES, DISTURBED = 3, 0.05
+TRIES, DISTURBED = 2, 0.05
 
 
 def set_threads(threads: int) -> None:
