@@ -11,7 +11,7 @@ from reference import DTYPES
 
 ops = st.sampled_from(OPS)
 types = st.sampled_from([*DTYPES])
-shapes = hnp.array_shapes(min_dims=1, max_dims=4, min_side=1, max_side=70)
+shapes = hnp.array_shapes(min_dims=1, max_dims=3, min_side=1, max_side=30)
 # Scales from where squares are subnormal to where they overflow in f32; f16 reaches less far.
 scales = st.sampled_from([1e-30, 1e-20, 1e-3, 1.0, 1e3, 1e20, 1e30])
 shifts = st.sampled_from([0.0, 1.0, -1000.0])
