@@ -31,7 +31,9 @@ def test_uses_the_process_wide_openmp_and_bundles_no_library():
     assert [name for name in FILES if re.search(r"\.so\b", name)] == [f"normkit/{EXTENSION.name}"]
     needed = set(re.findall(rb"\0(lib[\w+.-]*\.so[\w.]*)(?=\0)", EXTENSION.read_bytes()))
     assert b"libgomp.so.1" in needed
-    assert not [name for name in needed if b"normkit" in name or b"torch" in name or re.match(rb"lib(gomp|omp|iomp5)-", name)]
+    assert not [
+        name for name in needed if b"normkit" in name or b"torch" in name or re.match(rb"lib(gomp|omp|iomp5)-", name)
+    ]
 
 
 def test_torch_is_no_requirement():
