@@ -87,7 +87,8 @@ void run_by_rows(const Run& r, int64_t wave) {
       for (int64_t slot = range.begin; slot < range.end; ++slot) rows_of_block(r, first + slot, slot, scratch);
     });
     if (!r.dweight && !r.dbias) continue;
-    parallel(useful_threads(r.threads, count * r.sum_bytes()), [&, parts = useful_threads(r.threads, count * r.sum_bytes())](int part) {
+    const int parts = useful_threads(r.threads, count * r.sum_bytes());
+    parallel(parts, [&](int part) {
       const Range cols = range_of(r.g.cols(), 64, parts, part);
       for (int64_t slot = 0; slot < count; ++slot) r.add_block(slot, cols.begin, cols.end);
     });
@@ -108,7 +109,7 @@ void row_sums(const Run& r, const Backward& c, RowStats* stats, GradSums* sums, 
     each_part([&](int64_t i, int64_t row, int64_t c0, int64_t c1) {
       moments[i] = r.k.part_moments(c.src, c.recipe, row, c0, c1);
     });
-  parallel(1, [&](int) {
+  parallel(1, [&](int) {  // for its floating-point state
     for (int64_t row = 0; row < r.g.rows(); ++row) {
       if (c.rstd.data) {
         stats[row] = r.k.saved_stats(c, row);
@@ -123,10 +124,12 @@ void row_sums(const Run& r, const Backward& c, RowStats* stats, GradSums* sums, 
   each_part([&](int64_t i, int64_t row, int64_t c0, int64_t c1) {
     parts[i] = r.k.part_grad_sums(c, row, c0, c1, stats[row]);
   });
-  for (int64_t i = 0; i < pairs; ++i) {
-    sums[i / blocks].g += parts[i].g;
-    sums[i / blocks].gx += parts[i].gx;
-  }
+  parallel(1, [&](int) {
+    for (int64_t i = 0; i < pairs; ++i) {
+      sums[i / blocks].g += parts[i].g;
+      sums[i / blocks].gx += parts[i].gx;
+    }
+  });
 }
 
 size_t column_bytes(const Geometry& g) {

@@ -36,10 +36,12 @@ void run_shared(const Kernels& k, const Forward& call, const Geometry& g, int th
       for (int64_t b = r.begin; b < r.end; ++b)
         moments[b] = k.part_moments(call.src, call.recipe, row, b * kBlock, end_of(b));
     });
-    Moments total;
-    for (int64_t b = 0; b < blocks; ++b) merge(total, moments[b]);
     RowStats stats;
-    parallel(1, [&](int) { stats = k.merged_stats(call.src, call.recipe, g.cols(), row, total); });
+    parallel(1, [&](int) {  // for its floating-point state
+      Moments total;
+      for (int64_t b = 0; b < blocks; ++b) merge(total, moments[b]);
+      stats = k.merged_stats(call.src, call.recipe, g.cols(), row, total);
+    });
     parallel(threads, [&](int part) {
       const Range r = range_of(blocks, 1, threads, part);
       if (r.begin < r.end) k.apply(call, row, r.begin * kBlock, end_of(r.end - 1), stats);

@@ -34,7 +34,8 @@ void apply(const Forward& call, int64_t row, int64_t c0, int64_t c1, const RowSt
   if (c0 == 0) put_stats(call, row, stats);
   const auto generic = call.recipe.centre ? apply_rows<true, kGeneric> : apply_rows<false, kGeneric>;
   const Loops loops = call.recipe.centre ? pick_loops<true>(call) : pick_loops<false>(call);
-  (stats.slow ? generic : loops.apply)(call, row, 1, c0, c1, &stats);
+  // No h was kept for it: a residual is added again.
+  (stats.slow || call.src.residual.data ? generic : loops.apply)(call, row, 1, c0, c1, &stats, nullptr);
   if (call.stream) stream_fence();
 }
 

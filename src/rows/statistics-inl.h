@@ -67,9 +67,10 @@ inline constexpr Form kGeneric{.generic = true};
 struct SourceRow {
   RowPtr x, residual;
   bool round_h, h_f32;
+  X* kept;  // Src::x_plus_x: sweep 1 keeps h here, so that sweep 2 need not add and round again
 };
-NORMKIT_INLINE SourceRow row_of(const Source& s, int64_t row) {
-  return {row_of(s.x, row), row_of(s.residual, row), s.round_h, s.h_f32};
+NORMKIT_INLINE SourceRow row_of(const Source& s, int64_t row, X* kept = nullptr) {
+  return {row_of(s.x, row), row_of(s.residual, row), s.round_h, s.h_f32, kept};
 }
 // What a loop knows of its source: no residual; one of x's type, with h rounded to it; or anything.
 enum class Src { x, x_plus_x, any };
@@ -112,8 +113,9 @@ struct Lanes {
 template <int kSums>
 inline constexpr int kGroup = kRegisters / 4 / kSums < kPairs ? kRegisters / 4 / kSums : kPairs;
 
-// Adds elements [c, end) to the lanes (kFresh: to zero); c starts a group of 64. `Op` says what a pair at column c adds to its lanes of
-// the two sums (add), the same for a last pair of `count` elements (add_partial), and how many sums it uses (kSums).
+// Adds elements [c, end) to the lanes (kFresh: to zero); c starts a group of 64. `Op` says what a pair at column c adds
+// to its lanes of the two sums (add), the same for a last pair of `count` elements (add_partial), and how many sums it
+// uses (kSums).
 template <bool kFresh, class Op>
 NORMKIT_INLINE void sweep(Lanes& lanes, int64_t c, int64_t end, const Op op) {
   constexpr int kG = kGroup<Op::kSums>;
@@ -150,13 +152,16 @@ struct MomentsOp {
   V shift = splat(shift_value);
 
   NORMKIT_INLINE void add(int64_t c, PairRef s1, PairRef s2) const {
-    add_pair(load<kSrc>(src, c), s1, s2);
+    const Pair h = load<kSrc>(src, c);
+    if (kSrc == Src::x_plus_x) store_x<false, true>(h, src.kept + c);
+    add_pair(h, s1, s2);
   }
   // Missing elements must add nothing: they are set to the shift, so that their distance from it is 0.
   __attribute__((noinline)) void add_partial(int64_t c, int64_t count, PairRef s1, PairRef s2) const {
     C last[kPairElems];
     load_natural(src, c, count, last);
     for (int64_t j = count; j < kPairElems; ++j) last[j] = shift_value;
+    if (kSrc == Src::x_plus_x) store_x(load_c(last), src.kept + c);
     add_pair(load_c(last), s1, s2);
   }
 

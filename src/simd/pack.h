@@ -153,6 +153,12 @@ NORMKIT_INLINE void store_x(Pair v, X* p) {
     put<kStream>(v.b, p + L);
   }
 }
+// A pair's elements as they are.
+template <bool kStream>
+NORMKIT_INLINE void copy_x(const X* from, char* to) {
+  put<kStream>(load_vec<VU>(from), to);
+  if constexpr (sizeof(X) == sizeof(C)) put<kStream>(load_vec<VU>(from + L), to + kVecBytes);
+}
 // To x's type and back.
 template <bool kShortNan = false>
 NORMKIT_INLINE Pair round_x(Pair v) {
