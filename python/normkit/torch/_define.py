@@ -174,7 +174,8 @@ def _different(probe: Probe, o: Options, shape: tuple[int, ...]) -> float:
     """The largest share of elements with other bits than o has, over batch dims and sizes of rows."""
     worst = 0.0
     for batch in probe.batches(shape, elements=8192):
-        for scale in (1.0, max(_deciding_scale(o, shape), torch.finfo(probe.x_dtype).tiny)):
+        small = max(_deciding_scale(o, shape), torch.finfo(probe.x_dtype).tiny)
+        for scale in (1.0, small) if o.eps > 0 else (1.0,):
             x = probe.rows(shape, batch, scale)
             bias = probe.bias if scale == 1.0 else None
             ours, *_ = _engine.forward(o, x, probe.weight, bias)

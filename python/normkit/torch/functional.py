@@ -13,7 +13,8 @@ return_stats    also return mean (layer_norm only) and rstd: f64, of the batch d
 input is f32, f64, bf16 or f16; weight, bias and residual have its type or f32; y has input's type, whatever the type of
 the weight. Inputs that the engine does not take (other devices, layouts and types, tensor subclasses, torch.func
 transforms, forward-mode differentiation) go to torch's own operator, or with an option that torch does not know to the
-same formula in torch's operators. Mistakes raise ValueError (shapes, options) or TypeError.
+same formula in torch's operators. So does a negative eps, which torch allows. Mistakes raise ValueError (shapes,
+options) or TypeError.
 
 Derivatives of any order exist: the first by the engine, higher ones by differentiating torch's operators.
 """
@@ -156,7 +157,7 @@ def norm(
 ) -> Any:
     """What every function above does once its options are known: choose the path, call, pack the results."""
     where = route(x, weight, bias, residual, out, residual_out)
-    if where == "torch":
+    if where == "torch" or o.eps < 0.0:  # torch gives a negative eps a meaning; its own operator may have it
         return _by_torch(o, x, shape, weight, bias, residual, out, residual_out, stats)
     _check_shapes(o, x, shape, weight, bias, residual)
     grad = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias, residual))

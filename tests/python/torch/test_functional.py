@@ -165,7 +165,7 @@ MISTAKES = [
     (lambda: F.layer_norm(X, (4,), None, torch.ones(1)), ValueError, r"layer_norm: bias has shape \[1\]"),
     (lambda: F.layer_norm(X, ()), ValueError, r"layer_norm: input has shape"),
     (lambda: F.layer_norm(X, (4,), residual=torch.ones(4)), ValueError, r"layer_norm: residual has shape \[4\]"),
-    (lambda: F.layer_norm(X, (4,), eps=-1.0), ValueError, "layer_norm: eps is -1"),
+    (lambda: F.layer_norm(X, (4,), eps=-1.0, residual=X), ValueError, "layer_norm: eps is -1"),
     (lambda: F.layer_norm(X, (4,), eps=float("nan")), ValueError, "layer_norm: eps is nan"),
     (lambda: F.layer_norm(X, (4,), rounding="twice"), ValueError, "layer_norm: rounding is 'twice'"),
     (lambda: F.rms_norm(X, (4,), eps_mode="near"), ValueError, "rms_norm: eps_mode is 'near'"),

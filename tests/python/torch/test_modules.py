@@ -12,14 +12,14 @@ from torch_helpers import F, close_to_torch, make
 PAIRS = [(normkit.torch.LayerNorm, torch.nn.LayerNorm), (normkit.torch.RMSNorm, torch.nn.RMSNorm)]
 
 
-@pytest.mark.parametrize("ours,theirs", PAIRS, ids=["LayerNorm", "RMSNorm"])
+ARGUMENTS = [{}, {"eps": 0.1}, {"elementwise_affine": False}, {"dtype": torch.bfloat16}]
+
+
 @pytest.mark.parametrize(
-    "arguments", [{}, {"eps": 0.1}, {"elementwise_affine": False}, {"dtype": torch.bfloat16}, {"bias": False}], ids=str
+    "ours,theirs,arguments", [(*p, a) for p in PAIRS for a in ARGUMENTS] + [(*PAIRS[0], {"bias": False})], ids=str
 )
 @pytest.mark.parametrize("shape", [12, (12,), [3, 4], (1,)], ids=str)
 def test_constructor_state_and_results(ours, theirs, arguments, shape):
-    if theirs is torch.nn.RMSNorm and "bias" in arguments:
-        pytest.skip("RMSNorm has no bias in torch either")
     a, b = ours(shape, **arguments), theirs(shape, **arguments)
     assert a.state_dict().keys() == b.state_dict().keys()
     assert repr(a) == repr(b) and isinstance(a, theirs)
@@ -36,7 +36,7 @@ def test_constructor_state_and_results(ours, theirs, arguments, shape):
 def test_wrong_widths_are_refused(ours, theirs):
     for shape, x in ((8, torch.ones(2, 7)), (1, torch.ones(2, 7)), ((2, 3), torch.ones(2, 6)), ((2, 3), torch.ones(3))):
         for module in (ours(shape), ours(shape, elementwise_affine=False)):
-            with pytest.raises(ValueError, match="Norm|_norm"), torch.no_grad():
+            with pytest.raises(ValueError, match="_norm"), torch.no_grad():
                 module(x)
             with pytest.raises(ValueError, match="_norm"):
                 module(x)
