@@ -44,7 +44,7 @@ void check_enum(const char* op, const char* name, Enum value, Enum last, const c
 // An operand of the overlap check.
 struct Named {
   const char* name;
-  ConstView view;
+  const ConstView& view;
 };
 // No two elements of an output share memory, and outputs overlap no other operand, except that an output may be exactly
 // (data, type, shape, strides) one of `same_ok`.

@@ -71,7 +71,7 @@ void Geometry::place(const Slot& slot, const ConstView& x, int axis, Tensor& t) 
 
 bool Geometry::mergeable(int outer, int inner) const {
   for (int i = 0; i < count_; ++i)
-    if (tensors_[i].batch[outer] != tensors_[i].batch[inner] * batch_shape_[inner]) return false;
+    if (tensors_[i].data && tensors_[i].batch[outer] != tensors_[i].batch[inner] * batch_shape_[inner]) return false;
   return true;
 }
 
@@ -79,7 +79,8 @@ bool Geometry::mergeable(int outer, int inner) const {
 void Geometry::collapse_batch() {
   const auto move = [&](int to, int from) {
     batch_shape_[to] = batch_shape_[from];
-    for (int i = 0; i < count_; ++i) tensors_[i].batch[to] = tensors_[i].batch[from];
+    for (int i = 0; i < count_; ++i)
+      if (tensors_[i].data) tensors_[i].batch[to] = tensors_[i].batch[from];
   };
   int kept = 0;
   for (int d = 0; d < batch_rank_; ++d) {

@@ -50,7 +50,7 @@ class Geometry {
       int i = 0;
       call.each_operand([&](rows::Operand& o) {
         o.data = at[i];
-        o.step = batch_rank_ > 0 ? tensors_[i].batch[batch_rank_ - 1] : 0;
+        o.step = at[i] && batch_rank_ > 0 ? tensors_[i].batch[batch_rank_ - 1] : 0;
         ++i;
       });
       f(call, count, row0);
@@ -67,7 +67,7 @@ class Geometry {
     int64_t size = 0;  // bytes of an element
     Role role = Role::input;
     bool run = true;
-    int64_t batch[kMaxRank] = {}, inner[kMaxRank] = {};  // strides in bytes
+    int64_t batch[kMaxRank], inner[kMaxRank];  // strides in bytes; set as far as the ranks go
   };
   int64_t inner_rows() const { return batch_rank_ > 0 ? batch_shape_[batch_rank_ - 1] : 1; }
   int64_t row_scratch() const { return (cols_ * 8 + 63) / 64 * 64; }

@@ -17,14 +17,15 @@ namespace {
 
 constexpr int64_t kWaveBytes = 4 << 20;  // sums of the blocks of one wave
 
-void check(const char* op, const Method& m, const NormGradArgs& a, int& axis) {
+int check(const char* op, const Method& m, const NormGradArgs& a) {
+  const ConstView dx = a.dx, dweight = a.dweight, dbias = a.dbias;
   check_x(op, a.x);
-  axis = check_axis(op, a.x, a.axis);
+  const int axis = check_axis(op, a.x, a.axis);
   check_present(op, "dy", a.dy);
   check_like_x(op, "dy", a.dy, a.x);
   check_like_x(op, "residual", a.residual, a.x);
   check_like_x(op, "dresidual_out", a.dresidual_out, a.x);
-  check_like_x(op, "dx", a.dx, a.x);
+  check_like_x(op, "dx", dx, a.x);
   check_parameter(op, "weight", a.weight, a.x, axis);
   if (a.mean && !m.centre) fail(op, "mean is not used (no mean is subtracted), expected an absent view");
   check_stat(op, "mean", a.mean, a.x, axis);
@@ -34,16 +35,17 @@ void check(const char* op, const Method& m, const NormGradArgs& a, int& axis) {
   if (!a.dx && !a.dweight && !a.dbias) fail(op, "dx, dweight and dbias are absent, expected at least one");
   if (!a.dx && a.dresidual_out) fail(op, "dresidual_out is not used without dx, expected an absent view");
   if (a.accumulate && !a.dweight && !a.dbias) fail(op, "accumulate needs dweight or dbias, expected false without them");
-  for (const auto& [name, v] : {std::pair{"dweight", &a.dweight}, std::pair{"dbias", &a.dbias}}) {
+  for (const auto& [name, v] : {std::pair{"dweight", &dweight}, std::pair{"dbias", &dbias}}) {
     if (!check_optional(op, name, *v)) continue;
     check_dtype(op, name, *v, {a.x.dtype, DType::f32, DType::f64}, "x's, f32 or f64");
     check_parameter_shape(op, name, *v, a.x, axis);
   }
-  check_overlap(op, {{"dx", a.dx}}, {{"dy", a.dy}, {"x", a.x}, {"residual", a.residual}, {"dresidual_out", a.dresidual_out}},
+  check_overlap(op, {{"dx", dx}}, {{"dy", a.dy}, {"x", a.x}, {"residual", a.residual}, {"dresidual_out", a.dresidual_out}},
                 {{"weight", a.weight}, {"mean", a.mean}, {"rstd", a.rstd}});
-  check_overlap(op, {{"dweight", a.dweight}, {"dbias", a.dbias}}, {},
-                {{"dx", a.dx}, {"dy", a.dy}, {"x", a.x}, {"residual", a.residual}, {"dresidual_out", a.dresidual_out},
+  check_overlap(op, {{"dweight", dweight}, {"dbias", dbias}}, {},
+                {{"dx", dx}, {"dy", a.dy}, {"x", a.x}, {"residual", a.residual}, {"dresidual_out", a.dresidual_out},
                  {"weight", a.weight}, {"mean", a.mean}, {"rstd", a.rstd}});
+  return axis;
 }
 
 // One call's driver state. Buffers lie in the caller's workspace.
@@ -208,8 +210,7 @@ void put_gradients(const View& v, const double* total, int64_t cols, bool accumu
 
 void run(const Method& m, const NormGradArgs& a, const Exec& exec) {
   const char* op = m.backward_name;
-  int axis = 0;
-  check(op, m, a, axis);
+  const int axis = check(op, m, a);
   check_threads(op, exec);
   Backward call;
   call.recipe = make_recipe(op, m, a);
@@ -244,7 +245,7 @@ void run(const Method& m, const NormGradArgs& a, const Exec& exec) {
   r.call.mean = stat(mean);
   r.call.rstd = stat(rstd);
   r.call.cols = g.cols();
-  r.call.stream = dx && past_the_cache(g.bytes(), dx, {a.dy, a.x, a.residual, a.dresidual_out});
+  r.call.stream = dx && past_the_cache(g.bytes(), dx, {&a.dy, &a.x, &a.residual, &a.dresidual_out});
   double* totals = reinterpret_cast<double*>(memory);
   std::memset(memory, 0, total_bytes);
   if (a.dweight) r.dweight = totals;

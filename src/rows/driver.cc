@@ -62,10 +62,10 @@ Operand parameter(const ConstView& v, const ConstView& x, int64_t cols, char*& s
   return o;
 }
 
-bool past_the_cache(int64_t bytes, const ConstView& out, std::initializer_list<ConstView> inputs) {
+bool past_the_cache(int64_t bytes, const ConstView& out, std::initializer_list<const ConstView*> inputs) {
   if (bytes <= cache_bytes()) return false;
-  for (const ConstView& in : inputs)
-    if (in.data == out.data) return false;  // in place: the line is in the cache already
+  for (const ConstView* in : inputs)
+    if (in->data == out.data) return false;  // in place: the line is in the cache already
   return true;
 }
 

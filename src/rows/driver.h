@@ -62,7 +62,7 @@ size_t parameter_scratch(const ConstView& v, int64_t cols);
 Operand parameter(const ConstView& v, const ConstView& x, int64_t cols, char*& scratch);
 
 // Outputs that will not be read again before they leave the cache are written past it.
-bool past_the_cache(int64_t bytes, const ConstView& out, std::initializer_list<ConstView> inputs);
+bool past_the_cache(int64_t bytes, const ConstView& out, std::initializer_list<const ConstView*> inputs);
 
 // Few rows that are long: threads share the blocks of one row.
 bool share_rows(const Geometry& g, int threads);

@@ -5,25 +5,32 @@ namespace normkit {
 namespace rows {
 namespace {
 
-void check(const char* op, const Method& m, const NormArgs& a, int& axis) {
+// The outputs as views that checks and geometry take.
+struct Outputs {
+  ConstView y, h, mean, rstd;
+  explicit Outputs(const NormArgs& a) : y(a.y), h(a.residual_out), mean(a.mean), rstd(a.rstd) {}
+};
+
+int check(const char* op, const Method& m, const NormArgs& a, const Outputs& out) {
   check_x(op, a.x);
-  axis = check_axis(op, a.x, a.axis);
-  check_present(op, "y", a.y);
-  check_like_x(op, "y", a.y, a.x);
+  const int axis = check_axis(op, a.x, a.axis);
+  check_present(op, "y", out.y);
+  check_like_x(op, "y", out.y, a.x);
   check_like_x(op, "residual", a.residual, a.x);
-  check_like_x(op, "residual_out", a.residual_out, a.x);
-  if (a.residual_out && !a.residual) fail(op, "residual_out needs a residual, expected neither or both");
+  check_like_x(op, "residual_out", out.h, a.x);
+  if (out.h && !a.residual) fail(op, "residual_out needs a residual, expected neither or both");
   check_parameter(op, "weight", a.weight, a.x, axis);
   check_parameter(op, "bias", a.bias, a.x, axis);
-  if (a.mean && !m.centre) fail(op, "mean is not used (no mean is subtracted), expected an absent view");
-  check_stat(op, "mean", a.mean, a.x, axis);
-  check_stat(op, "rstd", a.rstd, a.x, axis);
-  check_overlap(op, {{"y", a.y}, {"residual_out", a.residual_out}}, {{"x", a.x}, {"residual", a.residual}},
+  if (out.mean && !m.centre) fail(op, "mean is not used (no mean is subtracted), expected an absent view");
+  check_stat(op, "mean", out.mean, a.x, axis);
+  check_stat(op, "rstd", out.rstd, a.x, axis);
+  check_overlap(op, {{"y", out.y}, {"residual_out", out.h}}, {{"x", a.x}, {"residual", a.residual}},
                 {{"weight", a.weight}, {"bias", a.bias}});
-  if (a.mean || a.rstd)
-    check_overlap(op, {{"mean", a.mean}, {"rstd", a.rstd}}, {},
-                  {{"x", a.x}, {"residual", a.residual}, {"weight", a.weight}, {"bias", a.bias}, {"y", a.y},
-                   {"residual_out", a.residual_out}});
+  if (out.mean || out.rstd)
+    check_overlap(op, {{"mean", out.mean}, {"rstd", out.rstd}}, {},
+                  {{"x", a.x}, {"residual", a.residual}, {"weight", a.weight}, {"bias", a.bias}, {"y", out.y},
+                   {"residual_out", out.h}});
+  return axis;
 }
 
 // One row at a time, its blocks shared by all threads: moments per block, merged in order, then y.
@@ -51,16 +58,15 @@ void run_shared(const Kernels& k, const Forward& call, const Geometry& g, int th
 
 void run(const Method& m, const NormArgs& a, const Exec& exec) {
   const char* op = m.name;
-  int axis = 0;
-  check(op, m, a, axis);
+  const Outputs out(a);
+  const int axis = check(op, m, a, out);
   check_threads(op, exec);
   Forward call;
   call.recipe = make_recipe(op, m, a);
   const Kernels& k = kernels(a.x.dtype);
   using Role = Geometry::Role;
-  const ConstView y = a.y, h = a.residual_out, mean = a.mean, rstd = a.rstd;
-  const Geometry g(a.x, axis, {{a.x, Role::input}, {a.residual, Role::input}, {y, Role::output}, {h, Role::output},
-                               {mean, Role::stat}, {rstd, Role::stat}});
+  const Geometry g(a.x, axis, {{a.x, Role::input}, {a.residual, Role::input}, {out.y, Role::output},
+                               {out.h, Role::output}, {out.mean, Role::stat}, {out.rstd, Role::stat}});
   if (g.rows() == 0) return;
   const int threads = useful_threads(exec.threads, g.bytes());
   const bool shared = share_rows(g, threads);
@@ -71,16 +77,17 @@ void run(const Method& m, const NormArgs& a, const Exec& exec) {
                       ? nullptr
                       : workspace(params + per_thread * static_cast<size_t>(threads) + moments);
 
-  const DType h_type = h ? h.dtype : wider(a.x.dtype, a.residual.dtype);
+  const DType h_type = out.h ? out.h.dtype : wider(a.x.dtype, a.residual.dtype);
   call.src = make_source(a.x, a.residual, h_type, a.residual_stats);
   call.weight = parameter(a.weight, a.x, g.cols(), scratch);
   call.bias = parameter(a.bias, a.x, g.cols(), scratch);
-  call.y = like_x(y, a.x);
-  call.h = like_x(h, a.x);
-  call.mean = stat(mean);
-  call.rstd = stat(rstd);
+  call.y = like_x(out.y, a.x);
+  call.h = like_x(out.h, a.x);
+  call.mean = stat(out.mean);
+  call.rstd = stat(out.rstd);
   call.cols = g.cols();
-  call.stream = past_the_cache(g.bytes(), y, {a.x, a.residual}) && (!h || past_the_cache(g.bytes(), h, {a.x, a.residual}));
+  const auto streamed = [&](const ConstView& v) { return !v || past_the_cache(g.bytes(), v, {&a.x, &a.residual}); };
+  call.stream = streamed(out.y) && streamed(out.h);
 
   if (shared) {
     g.visit(call, 0, g.rows(), nullptr, [&](const Forward& c, int64_t, int64_t) {
