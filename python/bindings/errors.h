@@ -34,27 +34,34 @@ template <class... Parts>
   throw nb::value_error(text(op, ": ", parts...).c_str());
 }
 
+// str(value), or "" where that raises or cannot be encoded. Keeps a Python error that is set.
+inline std::string str_of(nb::handle value) {
+  const nb::error_scope scope;
+  PyObject* str = PyObject_Str(value.ptr());
+  const char* utf8 = str ? PyUnicode_AsUTF8(str) : nullptr;
+  const std::string result = utf8 ? utf8 : "";
+  Py_XDECREF(str);
+  PyErr_Clear();
+  return result;
+}
+
 // Replaces the Python error that is set by TypeError("op: parts: first line of the error"), chained to it.
 template <class... Parts>
 [[noreturn]] void fail_from_python(const char* op, const Parts&... parts) {
   nb::python_error error;                            // takes the error that is set
   if (!error.matches(PyExc_Exception)) throw error;  // KeyboardInterrupt and its like pass
-  const std::string cause = nb::str(error.value()).c_str();
+  const std::string cause = str_of(error.value());
   const std::string what = text(op, ": ", parts..., ": ", cause.substr(0, cause.find('\n')));  // torch adds a C++ stack
   nb::raise_from(error, PyExc_TypeError, "%s", what.c_str());
 }
 
 // The value itself where it is short, or else "a list": what a message shows of an argument.
 inline std::string shown(nb::handle value) {
-  const nb::error_scope scope;  // keeps an error that is set
   PyObject* p = value.ptr();
   if (PyUnicode_CheckExact(p) || PyLong_CheckExact(p) || PyFloat_CheckExact(p) || PyBool_Check(p) || p == Py_None) {
-    PyObject* repr = PyObject_Repr(p);  // fails for an integer of many digits
-    const char* utf8 = repr ? PyUnicode_AsUTF8(repr) : nullptr;
-    const std::string result = utf8 ? utf8 : "";
-    Py_XDECREF(repr);
-    PyErr_Clear();
-    if (!result.empty() && result.size() <= 60) return result;
+    const std::string plain = str_of(value);  // empty as well for an integer of thousands of digits
+    const bool quoted = PyUnicode_CheckExact(p), empty = quoted && PyUnicode_GetLength(p) == 0;
+    if (plain.empty() == empty && plain.size() <= 60) return quoted ? text("'", plain, "'") : plain;
   }
   return text("a ", Py_TYPE(p)->tp_name);
 }

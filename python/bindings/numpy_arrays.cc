@@ -55,16 +55,19 @@ void import_numpy() {
   if (_import_array() < 0) throw nb::python_error();
 }
 
-bool is_numpy(nb::handle object) { return PyArray_Check(object.ptr()); }
+bool is_numpy(const char* op, const Operand& o) {
+  if (PyArray_CheckExact(o.object.ptr())) return true;
+  if (!PyArray_Check(o.object.ptr())) return false;
+  if (PyObject_HasAttrString(o.object.ptr(), "mask"))
+    fail_type(op, o.name, " is a masked array, expected one without a mask (it would be ignored)");
+  return true;
+}
 
 View numpy_view(const char* op, const Operand& o) {
   auto* a = reinterpret_cast<PyArrayObject*>(o.object.ptr());
   const DType dtype = dtype_of_array(a);
   if (dtype == DType::none)
-    fail_type(op, o.name, " has type ", nb::str(nb::handle(reinterpret_cast<PyObject*>(PyArray_DESCR(a)))).c_str(),
-              kExpectedTypes);
-  if (!PyArray_CheckExact(a) && PyObject_HasAttrString(o.object.ptr(), "mask"))
-    fail_type(op, o.name, " is a masked array, expected one without a mask (it would be ignored)");
+    fail_type(op, o.name, " has type ", str_of(reinterpret_cast<PyObject*>(PyArray_DESCR(a))), kExpectedTypes);
   if (o.output && !PyArray_ISWRITEABLE(a)) fail_value(op, o.name, " is read-only, expected a writable array");
   static_assert(sizeof(npy_intp) == sizeof(int64_t));
   return make_view(op, o, PyArray_DATA(a), dtype, PyArray_NDIM(a), reinterpret_cast<const int64_t*>(PyArray_DIMS(a)),

@@ -56,7 +56,7 @@ void load(const char* op, std::span<Operand> operands) {
   bool borrow = false;
   for (Operand& o : operands) {
     if (o.object.is_none()) continue;
-    o.kind = is_numpy(o.object) ? Kind::numpy : is_torch(op, o) ? Kind::torch : Kind::foreign;
+    o.kind = is_numpy(op, o) ? Kind::numpy : is_torch(op, o) ? Kind::torch : Kind::foreign;
     if (o.kind == Kind::foreign)
       o.view = foreign_view(op, o);
     else

@@ -54,7 +54,7 @@ View view_of(const char* op, const Operand& o, const dlpack::Tensor& t);
 
 // numpy_arrays.cc
 void import_numpy();
-bool is_numpy(nb::handle object);
+bool is_numpy(const char* op, const Operand& o);  // throws for masked arrays
 View numpy_view(const char* op, const Operand& o);
 Result numpy_result(const char* op, DType dtype, std::span<const int64_t> shape);
 

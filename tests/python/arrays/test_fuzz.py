@@ -42,6 +42,18 @@ class Liars:
         __index__ = __bool__ = __len__ = __iter__ = __repr__ = __str__ = __eq__ = __float__
         __hash__ = None
 
+    class Unprintable:
+        def __dlpack__(self, **_):
+            class Silent(Exception):
+                def __str__(self):
+                    raise Liar("str")
+
+            raise Silent
+
+    class Surrogate:
+        def __dlpack__(self, **_):
+            raise ValueError("\ud800")
+
     class NoAttributes:
         def __getattribute__(self, name):
             raise Liar(name)
