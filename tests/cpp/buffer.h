@@ -17,8 +17,10 @@ constexpr double unit_roundoff(DType t) {
   return t == DType::f64 ? 0x1p-53 : t == DType::f32 ? 0x1p-24 : t == DType::f16 ? 0x1p-11 : 0x1p-8;
 }
 constexpr double half_smallest(DType t) {
-  return t == DType::f64 ? std::numeric_limits<double>::denorm_min()  // half of it is not a double
-                         : t == DType::f32 ? 0x1p-150 : t == DType::f16 ? 0x1p-25 : 0x1p-134;
+  return t == DType::f64   ? std::numeric_limits<double>::denorm_min()  // half of it is not a double
+         : t == DType::f32 ? 0x1p-150
+         : t == DType::f16 ? 0x1p-25
+                           : 0x1p-134;
 }
 constexpr double largest(DType t) {
   return t == DType::f64   ? std::numeric_limits<double>::max()

@@ -19,7 +19,8 @@ void add_widths(std::vector<Case>& cases) {
   for (Op op : kOps) {
     for (DType x : kTypes) {
       for (int64_t cols : kWidths) {
-        Case c{.op = op, .x = x, .rows = cols < 200 ? 9 : 3, .cols = cols, .dist = Dist::shifted, .eps = default_eps(op)};
+        Case c{
+            .op = op, .x = x, .rows = cols < 200 ? 9 : 3, .cols = cols, .dist = Dist::shifted, .eps = default_eps(op)};
         if (turn % 4 != 0) c.weight = turn % 4 == 1 ? f32 : x;
         if (turn % 3 != 0) c.bias = turn % 3 == 1 ? x : f32;
         if (turn % 5 == 3) c.residual = x;
@@ -48,7 +49,13 @@ void add_distributions(std::vector<Case>& cases) {
 void add_options(std::vector<Case>& cases) {
   for (Op op : kOps) {
     for (DType x : kTypes) {
-      const Case base{.op = op, .x = x, .weight = x, .bias = f32, .rows = 5, .cols = 200, .dist = Dist::shifted,
+      const Case base{.op = op,
+                      .x = x,
+                      .weight = x,
+                      .bias = f32,
+                      .rows = 5,
+                      .cols = 200,
+                      .dist = Dist::shifted,
                       .eps = default_eps(op)};
       auto add = [&](auto change) {
         Case c = base;
@@ -78,19 +85,26 @@ void add_sizes(std::vector<Case>& cases) {
   for (DType x : kTypes) {
     cases.push_back({.op = Op::layer, .x = x, .weight = f32, .bias = f32, .rows = 1025, .cols = 32});
     cases.push_back({.op = Op::rms, .x = x, .weight = x, .rows = 321, .cols = 128});
-    cases.push_back({.op = Op::rms, .x = x, .weight = x, .residual = x, .residual_out = x, .rows = 130, .cols = 4096,
+    cases.push_back({.op = Op::rms,
+                     .x = x,
+                     .weight = x,
+                     .residual = x,
+                     .residual_out = x,
+                     .rows = 130,
+                     .cols = 4096,
                      .wide = true});
   }
   cases.push_back({.op = Op::layer, .x = f32, .weight = f32, .bias = f32, .rows = 130, .cols = 4100, .wide = true});
-  cases.push_back({.op = Op::layer, .x = f32, .weight = f32, .rows = 1, .cols = 1'000'003, .dist = Dist::far, .wide = true});
+  cases.push_back(
+      {.op = Op::layer, .x = f32, .weight = f32, .rows = 1, .cols = 1'000'003, .dist = Dist::far, .wide = true});
   cases.push_back({.op = Op::layer, .x = f64, .weight = f64, .rows = 1, .cols = 1'000'003, .wide = true});
   cases.push_back({.op = Op::rms, .x = bf16_t, .weight = f32, .rows = 2, .cols = 1'000'003, .wide = true});
   cases.push_back({.op = Op::l2, .x = f16_t, .rows = 1, .cols = 1'000'003, .eps = 1e-12, .wide = true});
 }
 
 const char* const kOpNames[] = {"layer_norm", "rms_norm", "l2_norm"};
-const char* const kDistNames[] = {"normal", "shifted", "far",  "constant", "ramp", "heavy",
-                                  "outlier", "head",   "huge", "tiny",     "zeros"};
+const char* const kDistNames[] = {"normal",  "shifted", "far",  "constant", "ramp", "heavy",
+                                  "outlier", "head",    "huge", "tiny",     "zeros"};
 const char* const kModeNames[] = {"inside", "outside", "clamp"};
 
 double element(Dist dist, DType type, Random& random, int64_t row, int64_t i, int64_t cols) {

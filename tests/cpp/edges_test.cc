@@ -18,8 +18,13 @@ constexpr DType kTypes[] = {DType::f32, DType::f64, DType::bf16, DType::f16};
 
 TEST(Edges, EmptyBatch) {
   for (Op op : kOps) {
-    const Case c{.op = op, .weight = DType::f32, .bias = DType::f32, .residual = DType::f32,
-                 .residual_out = DType::f32, .rows = 0, .cols = 5};
+    const Case c{.op = op,
+                 .weight = DType::f32,
+                 .bias = DType::f32,
+                 .residual = DType::f32,
+                 .residual_out = DType::f32,
+                 .rows = 0,
+                 .cols = 5};
     const Inputs in = make_inputs(c);
     Outputs out = run(c, in);
     expect_all(out.dweight, 0);
@@ -126,9 +131,8 @@ TEST(Edges, Subnormals) {
     for (DType type : {DType::f32, DType::bf16, DType::f16}) {
       Case c{.op = op, .x = type, .rows = 3, .cols = 150, .eps = 0};
       const double smallest = 2 * half_smallest(type);
-      const Inputs in = with_x(c, [=](int64_t r, int64_t i) {
-        return smallest * static_cast<double>((i * 37 + r) % 23 - 11);
-      });
+      const Inputs in =
+          with_x(c, [=](int64_t r, int64_t i) { return smallest * static_cast<double>((i * 37 + r) % 23 - 11); });
       const Outputs out = forward(c, in);
       EXPECT_TRUE(measure(out.y, reference(c, in).y, DType::f32).passes()) << c;
       c.weight = type, c.eps = 1;  // results near the smallest values of the type
@@ -150,7 +154,8 @@ TEST(Edges, ProbesThatMissTheMean) {
       for (int64_t cols : {65, 128, 5000, 9000}) {
         const Case c{.op = Op::layer, .x = type, .weight = type, .rows = 2, .cols = cols};
         Random random(3);
-        expect_within_tolerance(c, with_x(c, [&](int64_t, int64_t i) { return random.normal() + (i < 64 ? apart : 0); }));
+        expect_within_tolerance(c,
+                                with_x(c, [&](int64_t, int64_t i) { return random.normal() + (i < 64 ? apart : 0); }));
       }
     }
   }
@@ -212,8 +217,16 @@ TEST(Edges, FloatingPointStateOfTheCallerIsNotTrusted) {
   for (Op op : kOps) {
     for (DType type : kTypes) {
       for (int64_t cols : {80, 70000}) {  // the second is split over threads
-        Case c{.op = op, .x = type, .weight = type, .bias = DType::f32, .residual = type, .residual_out = type,
-               .rows = 3, .cols = cols, .eps = 1e-7, .weight_offset = 0.1};
+        Case c{.op = op,
+               .x = type,
+               .weight = type,
+               .bias = DType::f32,
+               .residual = type,
+               .residual_out = type,
+               .rows = 3,
+               .cols = cols,
+               .eps = 1e-7,
+               .weight_offset = 0.1};
         Inputs in = make_inputs(c);
         for (int64_t i = 0; i < 40; ++i) in.x.set(i, half_smallest(type) * static_cast<double>(2 * i));
         for (int64_t i = 0; i < 40; ++i) in.residual.set(i, 0);

@@ -55,7 +55,8 @@ TEST(FaultsShapes, WidthsThatAreNoPowerOfTwo) {
   expect_values(out.y, {-1.2247357, 0, 1.2247357}, 1e-6);
   for (int64_t cols = 1; cols < 200; ++cols)
     for (DType type : {f32, kBf16}) {
-      const Case wide{.op = Op::layer, .x = type, .weight = type, .bias = type, .rows = 2, .cols = cols, .dist = Dist::shifted};
+      const Case wide{
+          .op = Op::layer, .x = type, .weight = type, .bias = type, .rows = 2, .cols = cols, .dist = Dist::shifted};
       expect_within_tolerance(wide, make_inputs(wide));
     }
   const Case wider{.op = Op::layer, .rows = 2, .cols = 1536, .dist = Dist::shifted};
@@ -181,17 +182,20 @@ TEST(FaultsGradients, OnlyTheOnesThatAreWanted) {
 // flagos-ai/FlagGems, pytorch/pytorch#140913: gradients of 16-bit x beside f32 weights.
 TEST(FaultsGradients, MixedTypesEqualTheReference) {
   for (DType type : {kBf16, kF16}) {
-    const Case c{.op = Op::layer, .x = type, .weight = f32, .bias = f32, .rows = 200, .cols = 96, .dist = Dist::shifted};
+    const Case c{
+        .op = Op::layer, .x = type, .weight = f32, .bias = f32, .rows = 200, .cols = 96, .dist = Dist::shifted};
     expect_within_tolerance(c, make_inputs(c));
   }
 }
 
 // GeeeekExplorer/nano-vllm#170: an input was changed in place.
 TEST(FaultsCalls, InputsAreNotChanged) {
-  const Case c{.op = Op::rms, .weight = f32, .bias = f32, .residual = f32, .residual_out = f32, .rows = 30, .cols = 100};
+  const Case c{
+      .op = Op::rms, .weight = f32, .bias = f32, .residual = f32, .residual_out = f32, .rows = 30, .cols = 100};
   const Inputs in = make_inputs(c), copy = in;
   run(c, in, {2});
-  for (Buffer Inputs::*b : {&Inputs::x, &Inputs::weight, &Inputs::bias, &Inputs::residual, &Inputs::dy, &Inputs::dresidual_out})
+  for (Buffer Inputs::* b :
+       {&Inputs::x, &Inputs::weight, &Inputs::bias, &Inputs::residual, &Inputs::dy, &Inputs::dresidual_out})
     EXPECT_EQ(in.*b, copy.*b);
 }
 

@@ -11,7 +11,8 @@ constexpr DType f32 = DType::f32, f64 = DType::f64, kBf16 = DType::bf16, kF16 = 
 TEST(FaultsNumerics, ShortRampFarFromZeroIsFinite) {
   const Case c{.op = Op::layer, .rows = 2, .cols = 4};
   const Outputs out = expect_within_tolerance(c, with_x(c, {40000, 40001, 40002, 40003, 80000, 80001, 80002, 80003}));
-  expect_values(out.y, {-1.3416354, -0.4472118, 0.4472118, 1.3416354, -1.3416354, -0.4472118, 0.4472118, 1.3416354}, 1e-6);
+  expect_values(out.y, {-1.3416354, -0.4472118, 0.4472118, 1.3416354, -1.3416354, -0.4472118, 0.4472118, 1.3416354},
+                1e-6);
 }
 
 // microsoft/onnxruntime#21935, jax-ml/jax#30426, keras-team/keras#18795, BVLC/caffe#3963, pytorch/pytorch#141727
@@ -30,7 +31,8 @@ TEST(FaultsNumerics, ConstantRowIsExactlyZero) {
 // pytorch/pytorch#40302
 TEST(FaultsNumerics, SmallSpreadOnAnOffsetKeepsItsVariance) {
   const Case c{.op = Op::layer, .rows = 1, .cols = 1024};
-  const Inputs in = with_x(c, [](int64_t, int64_t i) { return 100 + 0.01 * static_cast<double>((37 * i) % 101 - 50) / 50; });
+  const Inputs in =
+      with_x(c, [](int64_t, int64_t i) { return 100 + 0.01 * static_cast<double>((37 * i) % 101 - 50) / 50; });
   const Outputs out = expect_within_tolerance(c, in);
   const double variance = 1 / (out.rstd.get(0) * out.rstd.get(0)) - c.eps;
   EXPECT_NEAR(variance, 3.403132e-5, 3.403132e-5 * 1e-5);
@@ -40,9 +42,8 @@ TEST(FaultsNumerics, SmallSpreadOnAnOffsetKeepsItsVariance) {
 TEST(FaultsNumerics, ConsecutiveIntegersDoNotDrift) {
   const std::vector<int64_t> starts = {0, 1000, 50000, 100000, 199999};
   const Case c{.op = Op::layer, .rows = 5, .cols = 32};
-  const Outputs out = expect_within_tolerance(c, with_x(c, [&](int64_t r, int64_t i) {
-    return static_cast<double>(32 * starts[static_cast<size_t>(r)] + i);
-  }));
+  const Outputs out = expect_within_tolerance(
+      c, with_x(c, [&](int64_t r, int64_t i) { return static_cast<double>(32 * starts[static_cast<size_t>(r)] + i); }));
   for (int64_t r = 0; r < 5; ++r) {
     EXPECT_NEAR(out.y.get(r * 32), -1.6787440, 1e-6);
     EXPECT_NEAR(out.y.get(r * 32 + 31), 1.6787440, 1e-6);
@@ -90,7 +91,8 @@ TEST(FaultsNumerics, ZeroRowOfANormIsZero) {
   const Outputs out = forward(c, with_x(c, {5, 12, 0, 0, -3, 4, 0, 0}));
   expect_values(out.y, {.3846154, .9230769, 0, 0, -.6, .8, 0, 0}, 1e-6);
   const Case without_eps{.op = Op::l2, .rows = 4, .cols = 2, .eps = 0};
-  expect_values(forward(without_eps, with_x(c, {5, 12, 0, 0, -3, 4, 0, 0})).y, {.3846154, .9230769, 0, 0, -.6, .8, 0, 0}, 1e-6);
+  expect_values(forward(without_eps, with_x(c, {5, 12, 0, 0, -3, 4, 0, 0})).y,
+                {.3846154, .9230769, 0, 0, -.6, .8, 0, 0}, 1e-6);
 }
 
 // Eventual-Inc/Daft#7474: a running mean that no longer moves.
@@ -107,9 +109,8 @@ TEST(FaultsNumerics, LargeBaseSmallSpread) {
     for (const auto& [base, spread] : {std::pair{1e6, 1e-3}, std::pair{1e7, 1e-2}, std::pair{1e6, 0.5}}) {
       const Case c{.op = Op::layer, .rows = 2, .cols = cols};
       Random random(11);
-      const Outputs out = expect_within_tolerance(c, with_x(c, [&, b = base, s = spread](int64_t, int64_t) {
-        return b + s * random.normal();
-      }));
+      const Outputs out = expect_within_tolerance(
+          c, with_x(c, [&, b = base, s = spread](int64_t, int64_t) { return b + s * random.normal(); }));
       expect_finite(out.y);
     }
 }
@@ -150,7 +151,8 @@ TEST(FaultsTypes, SumOfSquaresBeyondHalfPrecision) {
 // microsoft/onnxruntime#31626, ml-explore/mlx#4228, microsoft/onnxruntime#10079
 TEST(FaultsTypes, DeviationsWhoseSquaresOverflowHalfPrecision) {
   const Case c{.op = Op::layer, .x = kF16, .rows = 2, .cols = 64};
-  const Outputs out = expect_within_tolerance(c, with_x(c, [](int64_t r, int64_t i) { return (i % 2 ? 1 : -1) * (r ? 795 : 256); }));
+  const Outputs out =
+      expect_within_tolerance(c, with_x(c, [](int64_t r, int64_t i) { return (i % 2 ? 1 : -1) * (r ? 795 : 256); }));
   for (int64_t i = 0; i < out.y.size(); ++i) EXPECT_EQ(out.y.get(i), i % 2 ? 1 : -1);
 }
 
@@ -201,7 +203,8 @@ TEST(FaultsTypes, WeightGradientOfManyBfloat16Rows) {
 
 // vllm-project/vllm#29810: 1 + w in bf16 loses the 1.
 TEST(FaultsTypes, OffsetIsAddedInF32) {
-  const Case c{.op = Op::rms, .x = kBf16, .weight = kBf16, .y = f32, .rows = 1, .cols = 64, .eps = 0, .weight_offset = 1};
+  const Case c{
+      .op = Op::rms, .x = kBf16, .weight = kBf16, .y = f32, .rows = 1, .cols = 64, .eps = 0, .weight_offset = 1};
   Inputs in = with_x(c, [](int64_t, int64_t) { return 4; });
   in.weight.fill(15.8125);
   expect_all(forward(c, in).y, 16.8125);
@@ -213,7 +216,13 @@ TEST(FaultsTypes, OffsetIsAddedInF32) {
 // vllm-project/vllm#48324, openxla/xla#10875, huggingface/transformers#30236: f32 parameters beside 16-bit x.
 TEST(FaultsTypes, F32ParametersBesideSixteenBitX) {
   for (DType type : {kBf16, kF16}) {
-    const Case c{.op = Op::rms, .x = type, .weight = f32, .bias = f32, .residual = type, .residual_out = type, .rows = 4,
+    const Case c{.op = Op::rms,
+                 .x = type,
+                 .weight = f32,
+                 .bias = f32,
+                 .residual = type,
+                 .residual_out = type,
+                 .rows = 4,
                  .cols = 300};
     const Outputs out = expect_within_tolerance(c, make_inputs(c));
     EXPECT_EQ(out.y.dtype(), type);

@@ -13,7 +13,7 @@ double loss(const Case& c, const Inputs& in) {
   return sum;
 }
 
-void expect_gradient(const Case& c, const Inputs& in, Buffer Inputs::*operand, const Buffer& gradient) {
+void expect_gradient(const Case& c, const Inputs& in, Buffer Inputs::* operand, const Buffer& gradient) {
   constexpr double step = 1e-5;
   for (int64_t i = 0; i < (in.*operand).size(); ++i) {
     Inputs moved = in;
@@ -100,7 +100,8 @@ TEST(Gradients, MixedTypes) {
       if (grad != DType::f64) out.dx = Buffer(grad, c.rows * c.cols), a.dx = view(out.dx, {c.rows, c.cols});
       call(c.op, a);
       EXPECT_TRUE(measure(out.dx, ref.dx, compute_type(x)).passes()) << dtype_name(x) << " " << dtype_name(grad);
-      EXPECT_TRUE(measure(out.dweight, ref.dweight, compute_type(x)).passes()) << dtype_name(x) << " " << dtype_name(grad);
+      EXPECT_TRUE(measure(out.dweight, ref.dweight, compute_type(x)).passes())
+          << dtype_name(x) << " " << dtype_name(grad);
       EXPECT_TRUE(measure(out.dbias, ref.dbias, compute_type(x)).passes()) << dtype_name(x) << " " << dtype_name(grad);
     }
   }
@@ -127,8 +128,13 @@ TEST(Gradients, SingleWeight) {
 
 // From residual_out instead of x and residual: the same gradients, since h is what was stored.
 TEST(Gradients, FromTheStoredSum) {
-  const Case c{.op = Op::rms, .x = DType::bf16, .weight = DType::bf16, .residual = DType::bf16,
-               .residual_out = DType::bf16, .rows = 10, .cols = 333};
+  const Case c{.op = Op::rms,
+               .x = DType::bf16,
+               .weight = DType::bf16,
+               .residual = DType::bf16,
+               .residual_out = DType::bf16,
+               .rows = 10,
+               .cols = 333};
   const Inputs in = make_inputs(c);
   const Outputs all = run(c, in);
   Outputs out;

@@ -35,16 +35,18 @@ double row_sum(int64_t n, const Add& add) {
 struct Stats {
   double m0 = 0, delta = 0, rstd = 0;  // xhat = ((h*scale - m0) - delta) * rstd
   double scale = 1;
-  bool rescued = false;  // xhat is formed in f64
+  bool rescued = false;
+  bool wide = false;  // xhat and dx are formed in f64
   double derivative = 1;
   double mean_out = 0, rstd_out = 0;
 };
 
 void set_rstd(Stats& s, EpsMode mode, double q, double eps) {
   const double root = std::sqrt(q);
-  const double divisor = mode == EpsMode::inside ? std::sqrt(q + eps) : mode == EpsMode::outside ? root + eps
-                                                 : root < eps                                    ? eps
-                                                                                                 : root;
+  const double divisor = mode == EpsMode::inside    ? std::sqrt(q + eps)
+                         : mode == EpsMode::outside ? root + eps
+                         : root < eps               ? eps
+                                                    : root;
   s.rstd = divisor == 0 ? 0 : 1 / divisor;
   if (mode == EpsMode::outside) s.derivative = root == 0 ? 0 : divisor / root;
   if (mode == EpsMode::clamp) s.derivative = root < eps ? 0 : 1;
@@ -113,6 +115,14 @@ double rescue_scale(const T* h, int64_t n, double eps) {
   return std::ldexp(1.0, std::min({-e, 1000, room}));
 }
 
+// Mean as an unevaluated sum of two numbers of the compute type.
+template <class T>
+void set_mean(Stats& s, double origin, double shift) {
+  s.mean_out = origin + shift;
+  s.m0 = sizeof(T) == 8 ? origin : static_cast<double>(static_cast<float>(s.mean_out));
+  s.delta = sizeof(T) == 8 ? shift : s.mean_out - s.m0;
+}
+
 template <class T>
 Stats rescue(const Case& c, const T* h, EpsMode mode) {
   Stats s;
@@ -126,9 +136,13 @@ Stats rescue(const Case& c, const T* h, EpsMode mode) {
     const double d = (h[i] * scale - s.m0) - s.delta;
     return lane + d * d;
   });
-  set_rstd(s, mode, c.op == Op::l2 ? squares : squares / n, mode == EpsMode::inside ? c.eps * scale * scale : c.eps * scale);
+  set_rstd(s, mode, c.op == Op::l2 ? squares : squares / n,
+           mode == EpsMode::inside ? c.eps * scale * scale : c.eps * scale);
   s.mean_out = (s.m0 + s.delta) / scale;
   s.rstd_out = s.rstd * scale;
+  const double rstd = std::abs(s.rstd_out), mean = std::abs(s.mean_out);
+  s.wide = scale != 1 || (sizeof(T) == 4 && ((rstd != 0 && rstd < 0x1p-126) || rstd > 0x1p127 || mean > 0x1p126));
+  if (!s.wide) set_mean<T>(s, s.m0, s.delta);
   return s;
 }
 
@@ -141,17 +155,16 @@ Stats statistics(const Case& c, const T* h) {
   Stats s;
   set_rstd(s, mode, q, c.eps);
   s.rstd_out = s.rstd;
-  s.mean_out = m.origin + m.shift;
-  s.m0 = sizeof(T) == 8 ? m.origin : static_cast<double>(static_cast<float>(s.mean_out));
-  s.delta = sizeof(T) == 8 ? m.shift : s.mean_out - s.m0;
+  set_mean<T>(s, m.origin, m.shift);
   return s;
 }
 
 template <class T>
 T xhat_of(const Case& c, const Stats& s, T h) {
-  if (s.rescued) return static_cast<T>(((static_cast<double>(h) * s.scale - s.m0) - s.delta) * s.rstd);
-  const T centred = c.op == Op::layer ? (h - static_cast<T>(s.m0)) - static_cast<T>(s.delta) : h;
-  return centred * static_cast<T>(s.rstd);
+  if (s.wide) return static_cast<T>(((static_cast<double>(h) * s.scale - s.m0) - s.delta) * s.rstd);
+  const T rstd = static_cast<T>(s.rstd);
+  if (c.op != Op::layer) return h * rstd;
+  return std::fma(h - static_cast<T>(s.m0), rstd, static_cast<T>(-(s.delta * s.rstd)));
 }
 
 // Operands widened to the compute type.
@@ -234,7 +247,8 @@ void backward_row(const Case& c, const Inputs& in, const Widened<T>& w, const St
   for (int64_t i = 0; i < n; ++i)
     g.push_back(static_cast<T>(in.dy.get(r * n + i)) * (w.weight.empty() ? T{1} : w.weight[static_cast<size_t>(i)]));
   const double sum = row_sum<T>(n, [&](int64_t i, T lane) { return lane + g[static_cast<size_t>(i)]; });
-  const double product = row_sum<T>(n, [&](int64_t i, T lane) { return std::fma(g[static_cast<size_t>(i)], xhat[i], lane); });
+  const double product =
+      row_sum<T>(n, [&](int64_t i, T lane) { return std::fma(g[static_cast<size_t>(i)], xhat[i], lane); });
   const double count = static_cast<double>(n);
   const double centre = c.op == Op::layer ? sum / count : 0;
   const double slope = s.derivative * (c.op == Op::l2 ? product : product / count);
@@ -242,7 +256,7 @@ void backward_row(const Case& c, const Inputs& in, const Widened<T>& w, const St
   for (int64_t i = 0; i < n; ++i) {
     const T dres = in.dresidual_out ? static_cast<T>(in.dresidual_out.get(r * n + i)) : T{0};
     T t = g[static_cast<size_t>(i)];
-    if (s.rescued) {
+    if (s.wide) {
       const double wide = (static_cast<double>(t) - centre) - static_cast<double>(xhat[i]) * slope;
       t = static_cast<T>(wide * s.rstd_out + static_cast<double>(dres));
     } else {
@@ -261,7 +275,8 @@ Outputs backward_in(const Case& c, const Inputs& in, Outputs out) {
   std::vector<T> xhat(w.h.size());
   for (int64_t r = 0; r < c.rows; ++r) {
     const Stats s = statistics(c, w.h.data() + r * n);
-    for (int64_t i = r * n; i < (r + 1) * n; ++i) xhat[static_cast<size_t>(i)] = xhat_of(c, s, w.h[static_cast<size_t>(i)]);
+    for (int64_t i = r * n; i < (r + 1) * n; ++i)
+      xhat[static_cast<size_t>(i)] = xhat_of(c, s, w.h[static_cast<size_t>(i)]);
     if (out.dx) backward_row(c, in, w, s, xhat.data() + r * n, r, out.dx);
   }
   ParameterSums dweight(n), dbias(n);
@@ -269,7 +284,8 @@ Outputs backward_in(const Case& c, const Inputs& in, Outputs out) {
     const int64_t last = std::min(c.rows, first + kGradBlock);
     dweight.block<T>([&](int64_t i, T acc) {
       for (int64_t r = first; r < last; ++r)
-        acc = std::fma(static_cast<T>(in.dy.get(r * n + i)), rounded_xhat(c, xhat[static_cast<size_t>(r * n + i)]), acc);
+        acc =
+            std::fma(static_cast<T>(in.dy.get(r * n + i)), rounded_xhat(c, xhat[static_cast<size_t>(r * n + i)]), acc);
       return acc;
     });
     dbias.block<T>([&](int64_t i, T acc) {

@@ -1,7 +1,7 @@
 // The library against the scalar model of the contract, bit by bit.
-#include <gtest/gtest.h>
-
 #include "model.h"
+
+#include <gtest/gtest.h>
 
 namespace normkit::test {
 namespace {

@@ -7,17 +7,23 @@
 namespace normkit::test {
 namespace {
 
-enum class Fault {
-  none,
-  // forward
-  one_pass_variance, welford_in_f32, n_minus_1, dropped_tail, padded_lanes, eps_forgotten, eps_outside, eps_inside,
-  clamp_forgotten, mean_kept, mean_in_bf16, bf16_accumulator, offset_forgotten, offset_in_16_bit, bias_forgotten,
-  residual_forgotten, weight_shifted, early_rounding, truncated, approximate_rstd, x_rstd_minus_mean_rstd,
-  // backward
-  offset_forgotten_in_backward, mean_of_g_forgotten, slope_forgotten, slope_of_inside, gradient_of_h_forgotten,
-  n_minus_1_in_backward, dweight_row_block_dropped, dweight_in_bf16, dweight_of_h, dbias_of_g, weight_ignored,
-  kinds_end
-};
+// The faults of the forward, then those of the backward.
+#define FORWARD_FAULTS(X)                                                                                        \
+  X(one_pass_variance)                                                                                           \
+  X(welford_in_f32)                                                                                              \
+  X(n_minus_1) X(dropped_tail) X(padded_lanes) X(eps_forgotten) X(eps_outside) X(eps_inside) X(clamp_forgotten)  \
+      X(mean_kept) X(mean_in_bf16) X(bf16_accumulator) X(offset_forgotten) X(offset_in_16_bit) X(bias_forgotten) \
+          X(residual_forgotten) X(weight_shifted) X(early_rounding) X(truncated) X(approximate_rstd)             \
+              X(x_rstd_minus_mean_rstd)
+#define BACKWARD_FAULTS(X)                                                                  \
+  X(offset_forgotten_in_backward)                                                           \
+  X(mean_of_g_forgotten)                                                                    \
+  X(slope_forgotten) X(slope_of_inside) X(gradient_of_h_forgotten) X(n_minus_1_in_backward) \
+      X(dweight_row_block_dropped) X(dweight_in_bf16) X(dweight_of_h) X(dbias_of_g) X(weight_ignored)
+#define NAME(fault) fault,
+#define TEXT(fault) #fault,
+enum class Fault { none, FORWARD_FAULTS(NAME) BACKWARD_FAULTS(NAME) kinds_end };
+constexpr const char* kFaultNames[] = {"none", FORWARD_FAULTS(TEXT) BACKWARD_FAULTS(TEXT)};
 constexpr Fault kFirstBackward = Fault::offset_forgotten_in_backward;
 
 float to_bf16(double v) { return static_cast<float>(bf16(static_cast<float>(v))); }
@@ -128,7 +134,8 @@ class Kernel {
     // f64 data whose squares leave the range are scaled; a power of two, so exact.
     double largest = 0;
     for (int64_t i = 0; i < n_; ++i) largest = std::max(largest, std::abs(h[i] - mean));
-    const double scale = largest > 1e150 || (largest < 1e-150 && largest > 0) ? std::ldexp(1.0, -std::ilogb(largest)) : 1;
+    const double scale =
+        largest > 1e150 || (largest < 1e-150 && largest > 0) ? std::ldexp(1.0, -std::ilogb(largest)) : 1;
     std::vector<double> scaled(h, h + n_);
     for (double& v : scaled) v *= scale;
     double q = sum_of_squares(scaled.data(), mean * scale);
@@ -240,9 +247,10 @@ TEST_P(Mutant, IsFound) {
   const Fault fault = static_cast<Fault>(GetParam());
   for (const Case& c : all_cases())
     if (suits(c) && !passes(c, fault, fault < kFirstBackward)) return;
-  FAIL() << "no case of the table finds fault " << GetParam();
+  FAIL() << "no case of the table finds this fault";
 }
-INSTANTIATE_TEST_SUITE_P(Mutants, Mutant, testing::Range(1, static_cast<int>(Fault::kinds_end)));
+INSTANTIATE_TEST_SUITE_P(Mutants, Mutant, testing::Range(1, static_cast<int>(Fault::kinds_end)),
+                         [](const auto& info) { return std::string(kFaultNames[info.param]); });
 
 }  // namespace
 }  // namespace normkit::test

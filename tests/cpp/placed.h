@@ -9,9 +9,9 @@ namespace normkit::test {
 
 struct Layout {
   const char* name;
-  int64_t shift = 0;      // elements before the first one
-  int64_t row_pad = 0;    // elements between the rows
-  int64_t col_step = 1;   // elements from one column to the next
+  int64_t shift = 0;     // elements before the first one
+  int64_t row_pad = 0;   // elements between the rows
+  int64_t col_step = 1;  // elements from one column to the next
   bool transposed = false;
   bool rows_backwards = false, cols_backwards = false;  // negative strides
 
@@ -41,9 +41,7 @@ class Placed {
   }
   explicit operator bool() const { return bool(memory_); }
 
-  View view() {
-    return memory_ ? strided<View>(memory_, origin_, {rows_, cols_}, {row_stride_, col_stride_}) : View();
-  }
+  View view() { return memory_ ? strided<View>(memory_, origin_, {rows_, cols_}, {row_stride_, col_stride_}) : View(); }
   Buffer contents() const {
     if (!memory_) return {};
     Buffer b(memory_.dtype(), rows_ * cols_);

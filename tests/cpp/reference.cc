@@ -110,7 +110,8 @@ void backward_row(const Case& c, const Inputs& in, const Row<Real>& row, int64_t
     ref.dx.value[at] = static_cast<long double>(row.rstd * (g[k] - centre - row.xhat[k] * slope) + dres);
     const double size = std::abs(static_cast<double>(row.xhat[k])) + 1;
     const double typical = static_cast<double>(c.op == Op::l2 ? magnitude : magnitude / count);
-    ref.dx.scale[at] = static_cast<double>(row.rstd) * (size * typical + std::abs(static_cast<double>(g[k]))) + std::abs(dres);
+    ref.dx.scale[at] =
+        static_cast<double>(row.rstd) * (size * typical + std::abs(static_cast<double>(g[k]))) + std::abs(dres);
   }
 }
 
@@ -142,8 +143,14 @@ void parameter_gradients(const Case& c, const Inputs& in, const std::vector<Row<
 template <class Real>
 Reference reference_in(const Case& c, const Inputs& in) {
   const int64_t n = c.rows * c.cols;
-  Reference ref{.y = Expected(n), .dx = Expected(n), .dweight = Expected(c.weight_size()),
-                .dbias = Expected(c.weight_size()), .h = {}, .mean = {}, .rstd = {}, .deviation = {}};
+  Reference ref{.y = Expected(n),
+                .dx = Expected(n),
+                .dweight = Expected(c.weight_size()),
+                .dbias = Expected(c.weight_size()),
+                .h = {},
+                .mean = {},
+                .rstd = {},
+                .deviation = {}};
   ref.h = h_values(c, in);
   for (int64_t r = 0; r < c.rows; ++r) {
     const Row<Real> row = normalize<Real>(c, ref.h.data() + r * c.cols);
@@ -189,7 +196,8 @@ Measure measure(const Buffer& got, const Expected& expected, DType compute) {
     const long double error = std::abs(value - ref);
     const double share = static_cast<double>(error / bound);
     if (!(share <= m.share)) m.share = std::isnan(share) ? std::numeric_limits<double>::infinity() : share, m.worst = i;
-    if (error > rounding) m.constant = std::max(m.constant, static_cast<double>((error - rounding) / (u * expected.scale[k])));
+    if (error > rounding)
+      m.constant = std::max(m.constant, static_cast<double>((error - rounding) / (u * expected.scale[k])));
   }
   return m;
 }

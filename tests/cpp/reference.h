@@ -11,12 +11,11 @@ struct Expected {
   std::vector<long double> value;
   std::vector<double> scale;
 
-  explicit Expected(int64_t size = 0)
-      : value(static_cast<size_t>(size)), scale(static_cast<size_t>(size)) {}
+  explicit Expected(int64_t size = 0) : value(static_cast<size_t>(size)), scale(static_cast<size_t>(size)) {}
 };
 struct Reference {
   Expected y, dx, dweight, dbias;
-  std::vector<double> h;  // x + residual as the contract defines it, exact
+  std::vector<double> h;                // x + residual as the contract defines it, exact
   std::vector<long double> mean, rstd;  // per row
   std::vector<double> deviation;        // of each row around its mean
 };

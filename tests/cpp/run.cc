@@ -65,9 +65,8 @@ void call(Op op, const NormGradArgs& args, const Exec& exec) {
   kFunctions[static_cast<int>(op)](args, exec);
 }
 const char* function_name(Op op, bool backward) {
-  constexpr const char* kNames[][2] = {{"layer_norm", "layer_norm_backward"},
-                                       {"rms_norm", "rms_norm_backward"},
-                                       {"l2_norm", "l2_norm_backward"}};
+  constexpr const char* kNames[][2] = {
+      {"layer_norm", "layer_norm_backward"}, {"rms_norm", "rms_norm_backward"}, {"l2_norm", "l2_norm_backward"}};
   return kNames[static_cast<int>(op)][backward];
 }
 
@@ -137,12 +136,17 @@ Buffer take_rows(const Buffer& b, int64_t row_size, const std::vector<int64_t>& 
   Buffer taken(b.dtype(), static_cast<int64_t>(order.size()) * row_size);
   const int64_t bytes = row_size * dtype_size(b.dtype());
   for (size_t r = 0; r < order.size(); ++r)
-    std::memcpy(taken.data() + static_cast<int64_t>(r) * bytes, b.data() + order[r] * bytes, static_cast<size_t>(bytes));
+    std::memcpy(taken.data() + static_cast<int64_t>(r) * bytes, b.data() + order[r] * bytes,
+                static_cast<size_t>(bytes));
   return taken;
 }
 
 Inputs take_rows(const Case& c, const Inputs& in, const std::vector<int64_t>& order) {
-  Inputs taken{.x = take_rows(in.x, c.cols, order), .weight = in.weight, .bias = in.bias, .residual = {}, .dy = {},
+  Inputs taken{.x = take_rows(in.x, c.cols, order),
+               .weight = in.weight,
+               .bias = in.bias,
+               .residual = {},
+               .dy = {},
                .dresidual_out = {}};
   taken.residual = take_rows(in.residual, c.cols, order);
   taken.dy = take_rows(in.dy, c.cols, order);

@@ -102,11 +102,15 @@ std::vector<Out> through_the_kernels(const std::vector<In>& values, bool values_
   std::vector<Out> out(values.size());
   std::vector<float> f32_zeros(values.size(), -0.0f), y(values.size());
   if constexpr (std::is_same_v<Out, float>) {
-    rms_norm({.x = ConstView(values, {1, n}), .residual = ConstView(f32_zeros, {1, n}), .y = View(y, {1, n}),
+    rms_norm({.x = ConstView(values, {1, n}),
+              .residual = ConstView(f32_zeros, {1, n}),
+              .y = View(y, {1, n}),
               .residual_out = View(out, {1, n})});
   } else {
     const std::vector<Out> zeros(values.size(), Out(-0.0f));
-    rms_norm({.x = ConstView(zeros, {1, n}), .residual = ConstView(values, {1, n}), .y = View(y, {1, n}),
+    rms_norm({.x = ConstView(zeros, {1, n}),
+              .residual = ConstView(values, {1, n}),
+              .y = View(y, {1, n}),
               .residual_out = View(out, {1, n})});
   }
   EXPECT_TRUE(values_are_x == (std::is_same_v<Out, float>));

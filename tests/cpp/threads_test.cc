@@ -1,6 +1,5 @@
 // Several callers at once, inside a parallel region, after fork. Also run under ThreadSanitizer (NORMKIT_THREADS=std).
 #include <gtest/gtest.h>
-
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -22,7 +21,8 @@ std::vector<Prepared> prepare() {
   std::vector<Prepared> list;
   for (DType x : {DType::f32, DType::bf16}) {
     list.push_back({{.op = Op::layer, .x = x, .weight = x, .bias = x, .rows = 300, .cols = 500}, {}, {}});
-    list.push_back({{.op = Op::rms, .x = x, .weight = x, .residual = x, .residual_out = x, .rows = 65, .cols = 2048}, {}, {}});
+    list.push_back(
+        {{.op = Op::rms, .x = x, .weight = x, .residual = x, .residual_out = x, .rows = 65, .cols = 2048}, {}, {}});
     list.push_back({{.op = Op::l2, .x = x, .rows = 1, .cols = 200'000, .eps = 1e-12}, {}, {}});
     list.push_back({{.op = Op::layer, .x = x, .weight = x, .rows = 2, .cols = 100'000}, {}, {}});
   }

@@ -59,7 +59,8 @@ TEST(Tolerance, ResidualOutIsExact) {
     const Outputs out = forward(c, in);
     const Reference ref = reference(c, in);
     for (int64_t i = 0; i < out.residual_out.size(); ++i)
-      ASSERT_EQ(out.residual_out.get(i), round_to(c.residual_out, ref.h[static_cast<size_t>(i)])) << c << " element " << i;
+      ASSERT_EQ(out.residual_out.get(i), round_to(c.residual_out, ref.h[static_cast<size_t>(i)]))
+          << c << " element " << i;
   }
 }
 
@@ -114,12 +115,14 @@ TEST(Tolerance, PublishedErrorTable) {
   std::map<std::string, std::vector<double>> published;
   for (std::string line; std::getline(page, line);)
     for (const auto& [key, e] : errors()) {
-      const std::string start = std::string("| ") + function_name(key.first, false) + " | " + dtype_name(key.second) + " |";
+      const std::string start =
+          std::string("| ") + function_name(key.first, false) + " | " + dtype_name(key.second) + " |";
       if (line.starts_with(start)) published[start] = numbers_in(line);
     }
   for (const auto& [key, e] : errors()) {
     const std::string row = table_row(key.first, key.second, e);
-    const std::string start = std::string("| ") + function_name(key.first, false) + " | " + dtype_name(key.second) + " |";
+    const std::string start =
+        std::string("| ") + function_name(key.first, false) + " | " + dtype_name(key.second) + " |";
     const std::vector<double> expected = numbers_in(row), got = published[start];
     ASSERT_EQ(got.size(), expected.size()) << "docs/numerics.md lacks the row\n" << row;
     for (size_t i = 0; i < got.size(); ++i)
