@@ -104,12 +104,12 @@ def test_16_bit_norms_and_logits_are_equal_bit_for_bit_but_for_rare_ties(dtype):
         def compare(module, args, y, pairs=pairs):
             pairs.append((y, type(module).__mro__[2].forward(module, *args)))  # [2]: the class it had before
 
-        for module in model.modules():
-            if "_normkit_definition" in vars(module):
-                module.register_forward_hook(compare)
+        hooks = [m.register_forward_hook(compare) for m in model.modules() if "_normkit_definition" in vars(m)]
         with torch.no_grad():
             logits = model(**given).logits
             unpatch(model)
+            for hook in hooks:
+                hook.remove()
             equal += torch.equal(logits, model(**given).logits)
         total = sum(y.numel() for y, _ in pairs)
         assert total and sum(int((a != b).sum()) for a, b in pairs) <= 5e-3 * total, name
@@ -162,7 +162,7 @@ def test_smollm2_says_the_same_with_normkit():
     """Trained weights: 61 norms of width 576. The slowest test here (about half a minute)."""
     tokenizer, model = smollm2()
     ids = tokenizer("The capital of France is", return_tensors="pt").input_ids
-    generate = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": tokenizer.eos_token_id}
+    generate = {"max_new_tokens": 4, "do_sample": False, "pad_token_id": tokenizer.eos_token_id}
     with torch.no_grad():
         logits, text = model(ids).logits, model.generate(ids, **generate)
         report = patch(model)
