@@ -259,13 +259,16 @@ using BackwardRows = void (*)(const Backward&, int64_t, int64_t, const BlockSums
 
 template <bool kCentre>
 BackwardRows pick_backward(const Backward& call) {
-  const bool mixed = call.dy.f32 || call.dx.f32 || !call.dx.data || call.dres.f32 || call.weight.f32;
-  const Recipe& r = call.recipe;
-  if (mixed || call.src.residual.data || r.offset || r.round_xhat) return backward_rows<kCentre, kGenericGrad>;
-  if (call.dres.data)
-    return call.weight.data ? backward_rows<kCentre, GradForm{.weight = true, .dres = true}>
-                            : backward_rows<kCentre, GradForm{.dres = true}>;
-  return call.weight.data ? backward_rows<kCentre, GradForm{.weight = true}> : backward_rows<kCentre, GradForm{}>;
+  if constexpr (kFastFma) {
+    const bool mixed = call.dy.f32 || call.dx.f32 || !call.dx.data || call.dres.f32 || call.weight.f32;
+    const Recipe& r = call.recipe;
+    const bool plain = !mixed && !call.src.residual.data && !r.offset && !r.round_xhat;
+    if (plain && call.weight.data)
+      return call.dres.data ? backward_rows<kCentre, GradForm{.weight = true, .dres = true}>
+                            : backward_rows<kCentre, GradForm{.weight = true}>;
+    if (plain && !call.dres.data) return backward_rows<kCentre, GradForm{}>;
+  }
+  return backward_rows<kCentre, kGenericGrad>;
 }
 
 }  // namespace

@@ -232,7 +232,7 @@ inline Form form_of(const Forward& call) {
   f.bias = call.bias.data;
   f.residual = call.src.residual.data;
   f.offset = call.recipe.offset;
-  f.round_xhat = call.recipe.round_xhat;
+  f.round_xhat = call.recipe.round_xhat && sizeof(X) == 2;  // wider types are rounded already
   f.params_f32 = call.weight.data && call.weight.f32;
   const bool mixed = call.y.f32 || (call.h.data && call.h.f32) || src_of(call.src) == Src::any ||
                      (f.bias && call.bias.f32 != f.params_f32);
@@ -245,18 +245,25 @@ Loops pick(const Form& wanted) {
   if constexpr (sizeof...(rest) > 0) return pick<kCentre, rest...>(wanted);
   return {rows_of_form<kCentre, kGeneric>, apply_rows<kCentre, kGeneric>};
 }
-// The forms that models use: a new one is a word here.
+// The forms that models use: a new one is a word here. f64 and targets without a fused multiply-add make do with few.
 template <bool kCentre>
 Loops pick_loops(const Forward& call) {
   constexpr Form plain{}, w{.weight = true}, wb{.weight = true, .bias = true};
   constexpr Form wr{.weight = true, .residual = true}, wbr{.weight = true, .bias = true, .residual = true};
   constexpr Form w32{.weight = true, .params_f32 = true}, wb32{.weight = true, .bias = true, .params_f32 = true};
   constexpr Form offset{.weight = true, .offset = true}, llama{.weight = true, .round_xhat = true};
-  constexpr Form llama_r{.weight = true, .residual = true, .round_xhat = true};
   constexpr Form offset_r{.weight = true, .residual = true, .offset = true};
+  constexpr Form llama_r{.weight = true, .residual = true, .round_xhat = true};
   const Form form = form_of(call);
-  if constexpr (kCentre) return pick<true, plain, w, wb, wr, wbr, wb32>(form);
-  return pick<false, plain, w, wr, w32, offset, offset_r, llama, llama_r>(form);
+  if constexpr (!kFastFma || kX == Elem::f64) {
+    return pick<kCentre, kCentre ? wb : w>(form);
+  } else if constexpr (kX == Elem::f32) {
+    if constexpr (kCentre) return pick<true, plain, w, wb, wr, wbr>(form);
+    return pick<false, plain, w, wr, offset, offset_r>(form);
+  } else {
+    if constexpr (kCentre) return pick<true, plain, w, wb, wr, wbr, wb32>(form);
+    return pick<false, plain, w, wr, w32, offset, offset_r, llama, llama_r>(form);
+  }
 }
 
 }  // namespace
