@@ -162,9 +162,10 @@ using namespace nb::literals;
 template <const Op<NormArgs>& op>
 void def_forward(nb::module_& m, const docs::Words& words) {
   m.def(op.name, &forward<op>, "x"_a.none(), "weight"_a = nb::none(), "bias"_a = nb::none(), nb::kw_only(),
-        "residual"_a = nb::none(), "eps"_a.none() = op.eps, "axis"_a.none() = -1, "weight_offset"_a.none() = 0.0, "rounding"_a.none() = "once",
-        "eps_mode"_a.none() = "inside", "residual_stats"_a.none() = "rounded", "out"_a = nb::none(), "residual_out"_a = nb::none(),
-        "return_stats"_a.none() = false, "threads"_a = nb::none(), docs::forward(words).c_str());
+        "residual"_a = nb::none(), "eps"_a.none() = op.eps, "axis"_a.none() = -1, "weight_offset"_a.none() = 0.0,
+        "rounding"_a.none() = "once", "eps_mode"_a.none() = "inside", "residual_stats"_a.none() = "rounded",
+        "out"_a = nb::none(), "residual_out"_a = nb::none(), "return_stats"_a.none() = false, "threads"_a = nb::none(),
+        docs::forward(words).c_str());
 }
 
 template <const Op<NormGradArgs>& op>
@@ -173,9 +174,10 @@ void def_backward(nb::module_& m, const docs::Words& words, const char* forward_
   const auto def = [&](auto function, auto... saved) {
     m.def(op.name, function, "dy"_a.none(), "x"_a.none(), "weight"_a = nb::none(), saved..., nb::kw_only(),
           "residual"_a = nb::none(), "dresidual_out"_a = nb::none(), "eps"_a.none() = op.eps, "axis"_a.none() = -1,
-          "weight_offset"_a.none() = 0.0, "rounding"_a.none() = "once", "eps_mode"_a.none() = "inside", "residual_stats"_a.none() = "rounded",
-          "output_mask"_a.none() = nb::make_tuple(true, true, true), "dx"_a = nb::none(), "dweight"_a = nb::none(),
-          "dbias"_a = nb::none(), "accumulate"_a.none() = false, "threads"_a = nb::none(), doc.c_str());
+          "weight_offset"_a.none() = 0.0, "rounding"_a.none() = "once", "eps_mode"_a.none() = "inside",
+          "residual_stats"_a.none() = "rounded", "output_mask"_a.none() = nb::make_tuple(true, true, true),
+          "dx"_a = nb::none(), "dweight"_a = nb::none(), "dbias"_a = nb::none(), "accumulate"_a.none() = false,
+          "threads"_a = nb::none(), doc.c_str());
   };
   if constexpr (op.centred)
     def(&backward<op>, "mean"_a = nb::none(), "rstd"_a = nb::none());

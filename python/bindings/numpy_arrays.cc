@@ -30,14 +30,10 @@ DType dtype_of_array(PyArrayObject* a) {
 
 PyArray_Descr* descr_of(DType dtype) {
   switch (dtype) {
-    case DType::f32:
-      return PyArray_DescrFromType(NPY_FLOAT);
-    case DType::f64:
-      return PyArray_DescrFromType(NPY_DOUBLE);
-    case DType::f16:
-      return PyArray_DescrFromType(NPY_HALF);
-    default:
-      break;
+    case DType::f32: return PyArray_DescrFromType(NPY_FLOAT);
+    case DType::f64: return PyArray_DescrFromType(NPY_DOUBLE);
+    case DType::f16: return PyArray_DescrFromType(NPY_HALF);
+    default: break;
   }
   if (bfloat16_number == 0) {  // the caller's bfloat16 came from another library
     const nb::object type = nb::module_::import_("ml_dtypes").attr("bfloat16");
