@@ -11,6 +11,7 @@ eps is measured from the response to rows that are nothing beside it, then match
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -36,7 +37,7 @@ class Definition(NamedTuple):
     """What is known of a module: how to compute it, for each pair of types that was proven."""
 
     parts: Parts
-    eps_name: str | None  # the attribute that eps came from: the definition holds while its value stays
+    watched: tuple[tuple[str, float | None], ...]  # the attributes that hold eps: proven for these values only
     options: dict[Pair, Options]
 
     def __str__(self) -> str:
@@ -66,9 +67,12 @@ def define(module: torch.nn.Module) -> Definition:
     half: list[Pair] = [(t, None if parts.dtype is None else t) for t in _HALVES]
     mixed: list[Pair] = [] if parts.dtype is None else [(t, torch.float32) for t in _HALVES]
     own: Pair = (parts.dtype or torch.float32, parts.dtype)
-    attributes = {k: v for k, v in vars(module).items() if type(v) is float and 0 <= v <= 1}
+    attributes = {k: float(v) for k, v in vars(module).items() if type(v) in (int, float) and 0 <= v <= 1}
     options: dict[Pair, Options] = {}
-    with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.no_grad():
+    unaffected = torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.device("cpu"), torch.no_grad()
+    with contextlib.ExitStack() as stack:
+        for context in unaffected:  # by what the caller has switched on, and the caller's random numbers by this
+            stack.enter_context(context)
         for pair in (*wide, *half, *mixed):
             try:
                 probe = Probe(module, parts, *pair)
@@ -80,8 +84,9 @@ def define(module: torch.nn.Module) -> Definition:
             except NotProven:
                 if pair in (own, wide[0]):
                     raise
-    eps = options[own].eps
-    return Definition(parts, next((k for k, v in attributes.items() if v == eps), None), options)
+    watched = {k: v for k, v in attributes.items() if v == options[own].eps}
+    watched |= {k: v for k, v in vars(module).items() if "eps" in k.lower() and type(v) in (int, float, type(None))}
+    return Definition(parts, tuple(watched.items()), options)
 
 
 def _same_in_training(probe: Probe) -> None:

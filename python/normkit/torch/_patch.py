@@ -133,8 +133,11 @@ def _by_normkit(module: torch.nn.Module, x: Any) -> Tensor | None:
     weight = None if parts.weight is None else parameter(module, parts.weight)
     bias = None if parts.bias is None else parameter(module, parts.bias)
     o = definition.options.get((x.dtype, None if weight is None else weight.dtype))
-    if o is None or (definition.eps_name is not None and attributes.get(definition.eps_name) != o.eps):
+    if o is None:
         return None
+    for name, value in definition.watched:
+        if attributes.get(name) != value:
+            return None
     if parts.shape_matters and tuple(x.shape[-o.dims :]) != parts.shape:
         return None
     y = fast(o, x, weight, bias)

@@ -23,8 +23,8 @@ class LayerNorm(torch.nn.LayerNorm):
 
     def forward(self, input: Tensor) -> Tensor:
         parameters = self._parameters  # getattr of a parameter costs ten times as much
-        weight = parameters["weight"] if "weight" in parameters else self.weight
-        bias = parameters["bias"] if "bias" in parameters else self.bias
+        weight = parameters["weight"] if "weight" in parameters else self.weight  # noqa: SIM401
+        bias = parameters["bias"] if "bias" in parameters else self.bias  # noqa: SIM401
         shape = self.normalized_shape
         if weight is not None and (len(shape) != 1 or shape[0] != 1) and gate(input, weight, bias) == DIRECT:
             try:
@@ -40,7 +40,7 @@ class RMSNorm(torch.nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         parameters = self._parameters
-        weight = parameters["weight"] if "weight" in parameters else self.weight
+        weight = parameters["weight"] if "weight" in parameters else self.weight  # noqa: SIM401
         shape, eps = self.normalized_shape, self.eps
         if eps is None:
             eps = default_rms_eps(x.dtype)

@@ -324,6 +324,23 @@ def test_converted_and_changed_modules_follow():
     close_to_torch(module(x), reference(x))
 
 
+def test_an_eps_that_is_none_or_an_integer_may_change_too():
+    for module in (nn.RMSNorm(WIDTH), LlamaNorm(eps=0)):
+        x, name = make(4, WIDTH), "eps" if isinstance(module, nn.RMSNorm) else "epsilon"
+        assert patch(module).replaced
+        before = module(x)
+        setattr(module, name, 0.5)
+        changed = module(x)
+        unpatch(module)
+        assert torch.equal(changed, module(x)) and not torch.allclose(changed, before, rtol=1e-3)
+
+
+def test_what_the_caller_has_switched_on_does_not_disturb_the_proof():
+    module = LlamaNorm()
+    with torch.device("meta"), torch.inference_mode(), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert "rms_norm eps=1e-06" in patch(module).replaced[""]
+
+
 def test_parametrized_after_and_before():
     class Twice(nn.Module):
         def forward(self, w):
