@@ -167,13 +167,13 @@ NORMKIT_INLINE double add_round_to_odd(double p, double c) {
   __builtin_memcpy(&r, &bits, 8);
   return r;
 }
-[[gnu::noinline]] VF fma(VF a, VF b, VF c) {  // out of line: it would be most of the baseline's code
+[[gnu::noinline, maybe_unused]] VF fma(VF a, VF b, VF c) {  // out of line: it would be most of the baseline's code
   VF r{};
   for (int i = 0; i < kLanes<float>; ++i)
     r[i] = static_cast<float>(add_round_to_odd(static_cast<double>(a[i]) * static_cast<double>(b[i]), c[i]));
   return r;
 }
-[[gnu::noinline]] VD fma(VD a, VD b, VD c) {
+[[gnu::noinline, maybe_unused]] VD fma(VD a, VD b, VD c) {
   VD r{};
   for (int i = 0; i < kLanes<double>; ++i) r[i] = __builtin_fma(a[i], b[i], c[i]);
   return r;
