@@ -80,6 +80,41 @@ void add_options(std::vector<Case>& cases) {
   }
 }
 
+// The combinations of operands that models use, which have loops of their own, at widths of every way to walk the rows:
+// groups of rows, one row beside the next, and rows whose sum with the residual is too long to keep.
+void add_combinations(std::vector<Case>& cases) {
+  for (Op op : {Op::layer, Op::rms}) {
+    for (DType x : kTypes) {
+      for (int64_t cols : {1100, 5000, 17000}) {
+        auto add = [&](DType weight, DType bias, bool residual, double offset, Rounding rounding) {
+          if (cols == 17000 && !residual) return;
+          cases.push_back({.op = op,
+                           .x = x,
+                           .weight = weight,
+                           .bias = bias,
+                           .residual = residual ? x : none,
+                           .residual_out = residual ? x : none,
+                           .rows = cols == 17000 ? 2 : 3,
+                           .cols = cols,
+                           .dist = Dist::shifted,
+                           .weight_offset = offset,
+                           .rounding = rounding});
+        };
+        for (bool residual : {false, true}) {
+          add(none, none, residual, 0, Rounding::once);
+          add(x, none, residual, 0, Rounding::once);
+          add(x, x, residual, 0, Rounding::once);
+          add(x, none, residual, 1, Rounding::once);
+          add(x, none, residual, 0, Rounding::before_weight);
+          if (x == f32) continue;
+          add(f32, none, residual, 0, Rounding::once);
+          add(f32, f32, residual, 0, Rounding::once);
+        }
+      }
+    }
+  }
+}
+
 // Many rows (row blocks of the weight gradients, the split over threads) and long rows (the split of one row).
 void add_sizes(std::vector<Case>& cases) {
   for (DType x : kTypes) {
@@ -181,6 +216,7 @@ const std::vector<Case>& all_cases() {
     add_widths(list);
     add_distributions(list);
     add_options(list);
+    add_combinations(list);
     add_sizes(list);
     return list;
   }();
