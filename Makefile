@@ -18,7 +18,7 @@ help:  ## This list
 
 .PHONY: demo
 demo: setup-demo build  ## A real language model with its own norms and with ours: tokens, time, error, a training step
-	@$(PY) examples/demo
+	@$(PY) -m examples.demo
 
 .PHONY: test
 test: setup-test build  ## All tests: C++ (ctest) and Python (pytest)
