@@ -146,8 +146,7 @@ NORMKIT_INLINE void store_x(Pair v, X* p) {
     const VU even = round_bf16_bits<kShortNan>((VF)v.a) >> 16, odd = round_bf16_bits<kShortNan>((VF)v.b);
     put<kStream>(alternate((Vec<uint16_t>)even, (Vec<uint16_t>)odd), p);
   } else if constexpr (kX == Elem::f16) {
-    const F16Vec halves[2] = {narrow_f16((VF)v.a), narrow_f16((VF)v.b)};
-    put<kStream>(load_vec<VU>(halves), p);
+    put<kStream>(join(narrow_f16((VF)v.a), narrow_f16((VF)v.b)), p);
   } else {
     put<kStream>(v.a, p);
     put<kStream>(v.b, p + L);

@@ -124,6 +124,15 @@ template <class V>
 NORMKIT_INLINE V alternate(V even, V odd) {
   return alternate_impl(even, odd, LaneIndices<V>{});
 }
+template <class Half, int... I>
+NORMKIT_INLINE auto join_impl(Half lower, Half upper, Indices<I...>) {
+  return __builtin_shufflevector(lower, upper, I...);
+}
+// Two halves as one register (not by way of memory, where the load would wait for both stores).
+template <class Half>
+NORMKIT_INLINE auto join(Half lower, Half upper) {
+  return join_impl(lower, upper, typename MakeIndices<2 * sizeof(Half) / sizeof(Half{}[0])>::type{});
+}
 template <int kStep, class V, int... I>
 NORMKIT_INLINE V rotate_impl(V v, Indices<I...>) {
   return __builtin_shufflevector(v, v, ((I + kStep) % static_cast<int>(sizeof...(I)))...);
