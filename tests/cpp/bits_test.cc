@@ -47,7 +47,7 @@ Outputs run_rows(const Case& c, const Inputs& in, const std::vector<int64_t>& or
 
 TEST(Bits, AnyNumberOfThreads) {
   for_each_case(true, [](const Case& c, const Inputs& in, const Outputs& one) {
-    for (int threads = 2; threads <= 8; ++threads)
+    for (int threads = 2; threads <= 8; threads += c.wide ? 1 : 3)
       ASSERT_EQ(difference(run(c, in, {threads}), one), "") << threads << " threads";
   });
 }
@@ -123,7 +123,7 @@ Outputs run_in_layout(const Case& c, const Inputs& in, const Layout& l, const Ex
 class Layouts : public testing::TestWithParam<Layout> {};
 TEST_P(Layouts, GiveTheSameBits) {
   for_each_case(false, [](const Case& c, const Inputs& in, const Outputs& packed) {
-    if (c.rows * c.cols > 40000) return;
+    if (c.rows * c.cols > 10000) return;  // long rows: below
     ASSERT_EQ(difference(run_in_layout(c, in, GetParam(), {}), packed), "");
   });
 }

@@ -112,7 +112,7 @@ std::vector<Mistake> common_mistakes(Args World::* a) {
       {"unknown rounding",
        [=](World& w) { (w.*a).rounding = static_cast<Rounding>(9); },
        {"rounding is 9", "expected"}},
-      {"unknown eps_mode", [=](World& w) { (w.*a).eps_mode = static_cast<EpsMode>(9); }, {"eps_mode is 9", "expected"}},
+      {"unknown eps_mode", [=](World& w) { (w.*a).eps_mode = static_cast<EpsMode>(9); }, {"eps_mode is", "expected"}},
       {"unknown residual_stats",
        [=](World& w) { (w.*a).residual_stats = static_cast<ResidualStats>(9); },
        {"residual_stats is 9", "expected"}},

@@ -8,18 +8,17 @@ namespace normkit::test {
 namespace {
 
 // The faults of the forward, then those of the backward.
-#define FORWARD_FAULTS(X)                                                                                        \
-  X(one_pass_variance)                                                                                           \
-  X(welford_in_f32)                                                                                              \
-  X(n_minus_1) X(dropped_tail) X(padded_lanes) X(eps_forgotten) X(eps_outside) X(eps_inside) X(clamp_forgotten)  \
-      X(mean_kept) X(mean_in_bf16) X(bf16_accumulator) X(offset_forgotten) X(offset_in_16_bit) X(bias_forgotten) \
-          X(residual_forgotten) X(weight_shifted) X(early_rounding) X(truncated) X(approximate_rstd)             \
-              X(x_rstd_minus_mean_rstd)
-#define BACKWARD_FAULTS(X)                                                                  \
-  X(offset_forgotten_in_backward)                                                           \
-  X(mean_of_g_forgotten)                                                                    \
-  X(slope_forgotten) X(slope_of_inside) X(gradient_of_h_forgotten) X(n_minus_1_in_backward) \
-      X(dweight_row_block_dropped) X(dweight_in_bf16) X(dweight_of_h) X(dbias_of_g) X(weight_ignored)
+// clang-format off
+#define FORWARD_FAULTS(X)                                                                                             \
+  X(one_pass_variance) X(welford_in_f32) X(n_minus_1) X(dropped_tail) X(padded_lanes) X(eps_forgotten) X(eps_outside) \
+  X(eps_inside) X(clamp_forgotten) X(mean_kept) X(mean_in_bf16) X(bf16_accumulator) X(offset_forgotten)               \
+  X(offset_in_16_bit) X(bias_forgotten) X(residual_forgotten) X(weight_shifted) X(early_rounding) X(truncated)        \
+  X(approximate_rstd) X(x_rstd_minus_mean_rstd)
+#define BACKWARD_FAULTS(X)                                                                                            \
+  X(offset_forgotten_in_backward) X(mean_of_g_forgotten) X(slope_forgotten) X(slope_of_inside)                        \
+  X(gradient_of_h_forgotten) X(n_minus_1_in_backward) X(dweight_row_block_dropped) X(dweight_in_bf16)                 \
+  X(dweight_of_h) X(dbias_of_g) X(weight_ignored)
+// clang-format on
 #define NAME(fault) fault,
 #define TEXT(fault) #fault,
 enum class Fault { none, FORWARD_FAULTS(NAME) BACKWARD_FAULTS(NAME) kinds_end };
