@@ -50,10 +50,10 @@ struct NormArgs {
                         // the wider of x's and residual's
   View mean{};          // optional, layer_norm only: mean of h per row. Save it as f64 for an exact backward
   View rstd{};          // optional: 1/sqrt(var + eps) per row; 0 where that would be 1/0
-  double eps = 1e-5;    // l2_norm: torch's default is 1e-12
+  double eps = 1e-5;    // the same default for all; torch's normalize (and normkit in Python) has 1e-12 for l2_norm
   double weight_offset = 0;  // 1: Gemma, zero-centred gamma. Added in f32; needs a weight
   Rounding rounding = Rounding::once;
-  EpsMode eps_mode = EpsMode::inside;  // l2_norm: must stay `inside` or be given as `clamp`, see there
+  EpsMode eps_mode = EpsMode::inside;  // l2_norm: not used, must stay at its default (see there)
   ResidualStats residual_stats = ResidualStats::rounded;
   int axis = -1;  // first normalized dimension; negative counts from the end
 };

@@ -7,7 +7,6 @@
 //   by columns  few rows: first the sums over each row, then each thread takes all rows of its columns
 #include <cstring>
 #include <utility>
-#include <utility>
 
 #include "rows/driver.h"
 
@@ -218,6 +217,7 @@ void run(const Method& m, const NormGradArgs& a, const Exec& exec) {
   // Outside and clamp need more than rstd of a row: their statistics are computed again.
   const bool saved = call.recipe.eps_kind == EpsKind::inside;
   const ConstView dx = a.dx, mean = saved ? a.mean : ConstView{}, rstd = saved ? a.rstd : ConstView{};
+  // In the order of Backward::each_operand().
   const Geometry g(a.x, axis, {{a.x, Role::input}, {a.residual, Role::input}, {a.dy, Role::input},
                                {a.dresidual_out, Role::input}, {dx, Role::output}, {mean, Role::stat}, {rstd, Role::stat}});
   const int threads = useful_threads(exec.threads, g.bytes());

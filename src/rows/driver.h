@@ -47,7 +47,7 @@ Recipe make_recipe(const char* op, const Method& m, const Args& args) {
 // f32 if either of two types is the other's f32 companion: the wider of bf16/f16 and f32; f64 stays f64.
 inline DType wider(DType x, DType other) { return x == DType::f64 || other == DType::none ? x : other; }
 
-// The types that x may have, and those of operands that are "x's type or f32".
+// x is given and has a dimension; operands of x's shape, and parameters, are of x's type or f32.
 void check_x(const char* op, const ConstView& x);
 void check_like_x(const char* op, const char* name, const ConstView& v, const ConstView& x);
 void check_parameter(const char* op, const char* name, const ConstView& v, const ConstView& x, int axis);

@@ -1,4 +1,5 @@
-// Forward kernels: sweep 1 (statistics.h) of one row runs beside sweep 2 (here) of the row before.
+// Forward kernels: sweep 1 (statistics-inl.h) gives a row's statistics, sweep 2 (here) its y. Short rows are taken in
+// groups; for long ones sweep 1 of a row runs beside sweep 2 of the row before.
 #pragma once
 
 #include "rows/statistics-inl.h"

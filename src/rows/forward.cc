@@ -65,6 +65,7 @@ void run(const Method& m, const NormArgs& a, const Exec& exec) {
   call.recipe = make_recipe(op, m, a);
   const Kernels& k = kernels(a.x.dtype);
   using Role = Geometry::Role;
+  // In the order of Forward::each_operand().
   const Geometry g(a.x, axis, {{a.x, Role::input}, {a.residual, Role::input}, {out.y, Role::output},
                                {out.h, Role::output}, {out.mean, Role::stat}, {out.rstd, Role::stat}});
   if (g.rows() == 0) return;

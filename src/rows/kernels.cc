@@ -81,8 +81,15 @@ void add_block(const void* block, double* total, int64_t c0, int64_t c1) {
 namespace rows {
 extern const Kernels NORMKIT_JOIN(kernels, NORMKIT_SIMD, NORMKIT_X);
 const Kernels NORMKIT_JOIN(kernels, NORMKIT_SIMD, NORMKIT_X) = {
-    NORMKIT_SIMD::forward,  NORMKIT_SIMD::any_part_moments,  NORMKIT_SIMD::merged_stats, NORMKIT_SIMD::apply,
-    NORMKIT_SIMD::backward, NORMKIT_SIMD::saved,          NORMKIT_SIMD::part_grad_sums,
-    NORMKIT_SIMD::grad_apply, NORMKIT_SIMD::add_block};
+    .forward = NORMKIT_SIMD::forward,
+    .part_moments = NORMKIT_SIMD::any_part_moments,
+    .merged_stats = NORMKIT_SIMD::merged_stats,
+    .apply = NORMKIT_SIMD::apply,
+    .backward = NORMKIT_SIMD::backward,
+    .saved_stats = NORMKIT_SIMD::saved,
+    .part_grad_sums = NORMKIT_SIMD::part_grad_sums,
+    .grad_apply = NORMKIT_SIMD::grad_apply,
+    .add_block = NORMKIT_SIMD::add_block,
+};
 }  // namespace rows
 }  // namespace normkit

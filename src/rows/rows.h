@@ -1,4 +1,4 @@
-// The interface between the driver (rows.cc: checks, split over threads, choice of kernel) and the kernels (kernels.cc,
+// The interface between the drivers (forward.cc, backward.cc: checks, split over threads) and the kernels (kernels.cc,
 // compiled once per instruction set and x dtype). Plain data only: these headers are seen by code of every target.
 //
 // A row is one run of `cols` elements that share their statistics. Tensors of a call differ only in where row i starts.
@@ -17,7 +17,7 @@ enum class EpsKind : uint8_t { inside, outside, clamp };
 struct Operand {
   char* data = nullptr;  // null: absent
   int64_t step = 0;
-  bool f32 = false;  // stored as f32; otherwise as x's type (mean and rstd: as f64)
+  bool f32 = false;  // stored as f32 where x (mean and rstd: f64) is not; otherwise as x's type (as f64)
 };
 
 // What differs between the methods.

@@ -34,6 +34,7 @@ struct ElemTraits<Elem::f16> {
   using Stored = uint16_t;
   using Compute = float;
 };
+// The names that all kernels use: X as stored, C the type that computes, V a vector of C with L lanes.
 using X = ElemTraits<kX>::Stored;
 using C = ElemTraits<kX>::Compute;
 using V = Vec<C>;
