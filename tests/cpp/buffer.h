@@ -98,7 +98,7 @@ class Buffer {
   }
   // Index of the first element with other bits, -1 if there is none.
   int64_t first_difference(const Buffer& b) const {
-    if (std::memcmp(data(), b.data(), static_cast<size_t>(byte_size())) == 0) return -1;
+    if (byte_size() == 0 || std::memcmp(data(), b.data(), static_cast<size_t>(byte_size())) == 0) return -1;
     const int64_t width = dtype_size(dtype_);
     for (int64_t i = 0; i < size_; ++i) {
       const bool same = std::memcmp(data() + i * width, b.data() + i * width, static_cast<size_t>(width)) == 0;
