@@ -13,7 +13,7 @@ progress() {
     if [ -n "$tty" ]; then
       progress_line "$message ($((SECONDS - start)) s)" "$log"
     elif [ $((SECONDS - shown)) -ge 20 ]; then
-      echo "  $((SECONDS - start)) s: $(tail -n 1 "$log" | tr -d '\r' | cut -c1-100)"
+      echo "  $((SECONDS - start)) s: $(last_line "$log" | cut -c1-100)"
       shown=$SECONDS
     fi
     sleep 0.2
@@ -32,6 +32,10 @@ progress() {
 progress_line() {  # progress_line HEAD LOG: HEAD and the last line of LOG, cut to the terminal's width
   local width line
   width=$(tput cols 2>/dev/null || echo 80)
-  line="$1: $(tail -n 1 "$2" | tr -d '\r\033')"
+  line="$1: $(last_line "$2")"
   printf '\r\033[K%s' "${line:0:$((width - 1))}"
+}
+
+last_line() {  # of a log; pip ends its long silence while it copies files with a line about an old package
+  tail -n 20 "$1" | { grep -v uninstall || true; } | tail -n 1 | tr -d '\r\033'
 }
