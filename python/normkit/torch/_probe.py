@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 
 import torch
 from torch import Tensor
@@ -106,7 +107,9 @@ class Probe:
                 value = value if with_bias or name == self._parts.weight else torch.zeros_like(value)
                 module._parameters[name] = torch.nn.Parameter(value.clone(), requires_grad=False)
         try:
-            y = type(module).forward(module, given)
+            with warnings.catch_warnings():  # torch's remarks on our crafted mixes of types are not for the user
+                warnings.simplefilter("ignore")
+                y = type(module).forward(module, given)
         except Exception as error:  # the module is the user's: it may raise anything
             raise NotProven(f"it does not take {short(x.dtype)} rows of shape {list(x.shape)}: {error}") from error
         if not isinstance(y, Tensor) or y.shape != x.shape:

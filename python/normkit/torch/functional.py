@@ -205,6 +205,8 @@ def fast(o: Options, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> T
 def _shape(normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
     if isinstance(normalized_shape, int):
         return (normalized_shape,)
+    if isinstance(normalized_shape, Tensor):
+        raise TypeError("normalized_shape is a Tensor, expected sizes: as in torch, weight is the argument after it")
     return tuple(normalized_shape)
 
 
