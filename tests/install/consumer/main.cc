@@ -1,8 +1,8 @@
 // The README's C++ example as a project of its own.
+#include <normkit/normkit.h>
+
 #include <cstdio>
 #include <vector>
-
-#include <normkit/normkit.h>
 
 int main() {
   // Mean square 12.5, so y = x / 3.5355... * weight.
