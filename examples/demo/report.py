@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-LABEL, COLUMN, RULE = 40, 12, 104
+from statistics import median
+
+from .clock import speedup
+
+LABEL, COLUMN = 40, 13
 
 
 class Report:
@@ -13,7 +17,8 @@ class Report:
         self._checks = 0
 
     def head(self, title: str) -> None:
-        print(f"\n{title:<{LABEL}}{'own':>{COLUMN}}{'normkit':>{COLUMN}}\n{'-' * RULE}")
+        print(f"\n{title:<{LABEL}}{'own':>{COLUMN}}{'normkit':>{COLUMN}}   own / normkit, or what is asked")
+        print("-" * (LABEL + 2 * COLUMN + 34))
 
     def section(self, title: str) -> None:
         print(title)
@@ -24,16 +29,18 @@ class Report:
     def line(self, label: str, own: str, ours: str, note: str = "") -> None:
         print(f"  {label:<{LABEL - 2}}{own:>{COLUMN}}{ours:>{COLUMN}}   {note}".rstrip(), flush=True)
 
-    def times(self, label: str, own: float, ours: float, note: str = "") -> None:
-        faster = f"{own / ours:.1f} x as fast" if own > 1.2 * ours else f"{own / ours:.2f} x as fast"
-        self.line(label, milliseconds(own), milliseconds(ours), "; ".join(filter(None, (faster, note))))
+    def times(self, label: str, own: list[float], ours: list[float], note: str = "") -> None:
+        ratio, width = speedup(own, ours)
+        spread = f" ± {width:.2f}" if len(own) > 1 else " (one turn)"
+        self.line(label, milliseconds(own), milliseconds(ours), f"{ratio:.2f}{spread}{note}")
 
-    def check(self, label: str, own: str, ours: str, good: bool, rule: str) -> None:
+    def check(self, label: str, own: str, ours: str, good: bool, rule: str, note: str = "") -> None:
         """A line with a verdict; `rule` says what is asked of normkit."""
         self._checks += 1
-        self.line(label, own, ours, f"{rule}: {'yes' if good else 'NO'}")
+        self.line(label, own, ours, f"{rule}: {'yes' if good else 'NO'}{note}")
         if not good:
-            self.failures.append(f"{label}: {rule}: NO ({own} {ours})")
+            values = [f"{name} {value}" for name, value in (("own", own), ("normkit", ours)) if value]
+            self.failures.append(", ".join([label, *values]) + f"; asked: {rule}")
 
     def finish(self) -> int:
         """Prints the verdict and returns the exit status."""
@@ -46,5 +53,6 @@ class Report:
         return 1
 
 
-def milliseconds(seconds: float) -> str:
-    return f"{seconds * 1e3:.{1 if seconds >= 0.01 else 2}f} ms"
+def milliseconds(seconds: list[float]) -> str:
+    value = 1e3 * median(seconds)
+    return f"{value:.{1 if value >= 10 else 2}f} ms"

@@ -90,12 +90,16 @@ def forgotten(model, report):
 
 
 FAULTS = {
-    imprecise: ["one norm", "logits"],
-    turned: ["always the likeliest", "one norm", "logits", "loss before", "loss after"],
-    not_a_number: ["one norm", "logits", "loss before", "loss after", "gradients, error", "gradients, normkit"],
-    wrong_gradient: ["gradients, error", "gradients, normkit"],
-    forgotten: ["all"],
+    imprecise: ["any norm", "logits"],
+    turned: ["always the likeliest", "any norm", "logits", "loss before", "loss after"],
+    not_a_number: ["any norm", "logits", "loss before", "loss after", "gradient, error", "gradient of one parameter"],
+    wrong_gradient: ["gradient, error", "gradient of one parameter"],
+    forgotten: ["computed by normkit"],
 }
+
+
+# In bf16 other tokens are shown, but no fault; the bound of the loss is wide there.
+WIDE_ONLY = {"always the likeliest", "loss before", "loss after"}
 
 
 @pytest.mark.parametrize("dtype", TYPES.values(), ids=TYPES)
@@ -105,8 +109,8 @@ def test_a_fault_fails_its_checks(model, dtype, fault, monkeypatch, capsys):
     report = compare(model, dtype)
     assert report.finish() == 1
     for check in FAULTS[fault]:
-        if check == "always the likeliest" and dtype == torch.bfloat16:
-            continue  # other tokens are reported in bf16, not asked for
+        if check in WIDE_ONLY and dtype == torch.bfloat16:
+            continue
         assert any(check in failure for failure in report.failures), (check, report.failures)
 
 
