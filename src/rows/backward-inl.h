@@ -66,13 +66,14 @@ NORMKIT_INLINE void set_sums(GradRow& r, const Recipe& recipe, int64_t cols, con
   r.c2 = splat(static_cast<C>(r.c2_d));
 }
 
-// A pair of the row in a buffer, zero behind its end.
+// A pair of the row in a buffer. Behind its end dy is 0 and h the last element: the xhat of another h could be infinite,
+// and 0 * infinity would spoil the row's sum.
 struct StagedGrad {
   Staged x, residual, dy, weight, dres, dx;
   GradRow row;
   StagedGrad(const GradRow& r, int64_t c, int64_t count) : row(r) {
-    row.src.x = x.in(r.src.x, c, count);
-    row.src.residual = residual.in(r.src.residual, c, count);
+    row.src.x = x.in_repeated(r.src.x, c, count);
+    row.src.residual = residual.in_repeated(r.src.residual, c, count);
     row.dy = dy.in(r.dy, c, count);
     row.weight = weight.in(r.weight, c, count);
     row.dres = dres.in(r.dres, c, count);

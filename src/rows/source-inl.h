@@ -43,6 +43,14 @@ struct Staged {
     __builtin_memcpy(bytes, o.p + c * elem_bytes(o), static_cast<uint64_t>(count * elem_bytes(o)));
     return out(o, c);
   }
+  // The same with the last element repeated behind the end: for what is divided or scaled before a zero can cancel it.
+  RowPtr in_repeated(RowPtr o, int64_t c, int64_t count) {
+    const RowPtr r = in(o, c, count);
+    if (!o.p) return r;
+    const int size = elem_bytes(o);
+    for (int64_t k = count; k < kPairElems; ++k) __builtin_memcpy(bytes + k * size, bytes + (count - 1) * size, size);
+    return r;
+  }
   RowPtr out(RowPtr o, int64_t c) const { return {o.p ? bytes - c * elem_bytes(o) : nullptr, o.f32}; }
   void flush(RowPtr o, int64_t c, int64_t count) const {
     if (o.p)

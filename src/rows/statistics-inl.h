@@ -311,8 +311,12 @@ __attribute__((noinline)) RowStats rescue(const SourceRow& src, const Recipe& r,
   });
   const double eps = r.eps * s.scale;
   set_rstd(s, r.sum ? m2 : m2 / n, r.eps_kind == EpsKind::inside ? eps * s.scale : eps, r.eps_kind);
-  s.mean_out = (s.m0 + s.delta) / s.scale;
   s.rstd_out = s.rstd * s.scale;
+  if (m2 == 0) {  // only eps is left: as it is, since the scaled one may have vanished
+    set_rstd(s, 0, r.eps, r.eps_kind);
+    s.rstd_out = s.rstd;
+  }
+  s.mean_out = (s.m0 + s.delta) / s.scale;
   s.slow = s.scale != 1 || !fits_compute_type(s);
   if (!s.slow) set_mean(s, s.m0, s.delta);
   return s;
