@@ -18,8 +18,8 @@ from .progress import Progress
 
 QUESTION = "What is gravity?"
 EXPLANATION = """
-Times are medians of both models in turns; ± is half the width of the middle half of the turns' ratios. The norms are a
-small part of this model's time, and no more than that part can be saved; the rest of own / normkit is noise."""
+Times are medians, both models in turns; ± is half the width of the middle half of the turns' ratios. The norms are a
+small part of this model's time, so the whole gains little; what whole times differ by beyond that part is noise."""
 
 
 def main() -> int:

@@ -34,7 +34,7 @@ class NormClock:
     """Adds up the time between the entry and the exit of each norm of a model, forward and backward.
 
     The clock hangs on hooks, the same for both models. Backward, a norm begins when the gradient of its output is
-    complete and ends when that of its input is.
+    complete and ends when that of its input is: the addition of what arrives from the residual stream is part of it.
     """
 
     def __init__(self, model: nn.Module, names: list[str]) -> None:

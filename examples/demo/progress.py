@@ -31,8 +31,9 @@ class Progress:
         self._thread.join()
         if self._terminal:
             print("\r\033[K", end="", flush=True)
-            if self._final and error is None:
-                print(f"{self._message} ({perf_counter() - self._began:.0f} s)", flush=True)
+        if self._final and error is None:
+            seconds = f"{perf_counter() - self._began:.0f} s"
+            print(f"{self._message} ({seconds})" if self._terminal else f"  done after {seconds}", flush=True)
 
     def _show(self) -> None:
         while not self._done.wait(0.2 if self._terminal else 20):

@@ -70,7 +70,7 @@ BOUNDS = {
     torch.float32: Bounds(norm=8 * 2.0**-24, loss=1e-5, gradient=1e-4),
     torch.bfloat16: Bounds(norm=2.02 * 2.0**-8, loss=5e-2, gradient=0.25),
 }
-WORSE = 1.5  # for the same reason: the whole model's error against f64 may be this many times the own one
+WORSE = 3.0  # for the same reason: the error of the whole model against f64 may be this many times the own one
 RATE = 0.003
 
 
@@ -147,7 +147,7 @@ def show_tokens(report: Report, generation: Generation, exact: bool) -> None:
         report.line(label, "", "", "the same")
     else:
         first = next(i for i, (a, b) in enumerate(zip(generation.own, generation.ours, strict=True)) if a != b)
-        report.line(label, "", "", f"the first {first} the same (nothing is asked)")
+        report.line(label, "", "", f"the first {first} the same (asked in f32 only)")
     lead, apart = f"{generation.lead:.2g}", f"{generation.difference:.2g}"
     report.remark(f"The closest choice was won by {lead}; own and normkit logits are at most {apart} apart.")
     if not exact:
@@ -159,7 +159,7 @@ def show_errors(report: Report, found: Errors, bounds: Bounds) -> None:
     good = found.norm.ours <= bounds.norm
     report.check("any norm, worst element, relative", *numbers(found.norm, ".1e"), good, f"at most {bounds.norm:.1e}")
     good = found.logits.ours <= WORSE * found.logits.own
-    report.check("logits of the whole model, relative", *numbers(found.logits, ".2e"), good, f"at most {WORSE} x own")
+    report.check("logits of the whole model, relative", *numbers(found.logits, ".2e"), good, f"at most {WORSE:g} x own")
     report.remark(f"{found.differing:,} of the {found.elements:,} elements of all norms have other bits than own.")
 
 
@@ -171,10 +171,10 @@ def show_training(report: Report, trained: Training, bounds: Bounds) -> None:
             label, *numbers(loss, ".6f"), good, f"within {bounds.loss:.0e} of own", f" (f64: {loss.exact:.6f})"
         )
     good = trained.gradient.ours <= WORSE * trained.gradient.own
-    report.check("gradient, error against f64", *numbers(trained.gradient, ".2e"), good, f"at most {WORSE} x own")
+    report.check("gradient, error against f64", *numbers(trained.gradient, ".2e"), good, f"at most {WORSE:g} x own")
     good = trained.difference <= bounds.gradient
     report.check(
-        "gradient of one parameter, from own", "", f"{trained.difference:.2e}", good, f"at most {bounds.gradient:.1g}"
+        "gradient of one parameter, from own", "", f"{trained.difference:.2e}", good, f"at most {bounds.gradient:g}"
     )
 
 
