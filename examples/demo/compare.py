@@ -76,8 +76,8 @@ def generate(pair: Pair, prompt: Tensor, count: int) -> Generation:
         for i, model in enumerate(models):
             token = int(logits[i].argmax())
             tokens[i].append(token)
-            step, cache = prompt.new_tensor([[token]]), outputs[i].cache
-            outputs[i] = samples[i].time(lambda model=model, step=step, cache=cache: model(step, cache=cache))
+            last, cache = prompt.new_tensor([[token]]), outputs[i].cache
+            outputs[i] = samples[i].time(lambda model=model, last=last, cache=cache: model(last, cache=cache))
     own, ours = (sample.finish(skip=min(2, count - 1)) for sample in samples)
     lead, difference = torch.stack(leads).min(), torch.stack(differences).max()
     return Generation(tokens[0], tokens[1], float(lead), float(difference), (own, ours))
