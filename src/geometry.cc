@@ -139,17 +139,20 @@ bool is_run(const ConstView& v, int64_t cols) {
   return v.numel() == cols && run_of(v.rank, v.shape.data(), bytes, dtype_size(v.dtype));
 }
 
+int64_t element_offset(const ConstView& v, int64_t index) {
+  int64_t offset = 0;
+  for (int d = v.rank - 1; d >= 0; --d) {
+    offset += index % v.shape[d] * v.strides[d];
+    index /= v.shape[d];
+  }
+  return offset;
+}
+
 void gather_parameter(const ConstView& v, int64_t cols, char* run) {
   const int64_t size = dtype_size(v.dtype);
   const bool one = v.numel() == 1;
-  for (int64_t c = 0; c < cols; ++c) {
-    int64_t offset = 0, rest = one ? 0 : c;
-    for (int d = v.rank - 1; d >= 0; --d) {
-      offset += rest % v.shape[d] * v.strides[d];
-      rest /= v.shape[d];
-    }
-    copy_element(run + c * size, static_cast<const char*>(v.data) + offset * size, size);
-  }
+  for (int64_t c = 0; c < cols; ++c)
+    copy_element(run + c * size, static_cast<const char*>(v.data) + element_offset(v, one ? 0 : c) * size, size);
 }
 
 }  // namespace normkit

@@ -89,6 +89,8 @@ class Geometry {
 
 // Copies a parameter of `cols` elements, or one for all, into a run.
 void gather_parameter(const ConstView& v, int64_t cols, char* run);
+// Where element `index` of a view lies, in elements from its data; the last dimension runs fastest.
+int64_t element_offset(const ConstView& v, int64_t index);
 // True when the parameter already is a run of `cols` elements.
 bool is_run(const ConstView& v, int64_t cols);
 

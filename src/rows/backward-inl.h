@@ -61,7 +61,7 @@ NORMKIT_INLINE Pair g_of(const GradRow& r, Pair dy, Pair weight) {
 NORMKIT_INLINE void set_sums(GradRow& r, const Recipe& recipe, int64_t cols, const GradSums& s) {
   const double n = static_cast<double>(cols);
   r.c1_d = s.g / n;
-  r.c2_d = r.stats->c * (recipe.sum ? s.gx : s.gx / n);
+  r.c2_d = r.stats->c * q_of(recipe, s.gx, n);  // a mean where q is one
   r.c1 = splat(static_cast<C>(r.c1_d));
   r.c2 = splat(static_cast<C>(r.c2_d));
 }
@@ -241,7 +241,7 @@ void backward_rows(const Backward& call, int64_t row0, int64_t row1, const Block
       stats[k] = saved_stats<kCentre>(call, row + k);
       slow = slow || stats[k].slow;
       rows[k] = row_of(call, row + k, stats[k]);
-      stream = stream && reinterpret_cast<uintptr_t>(rows[k].dx.p) % kVecBytes == 0;
+      stream = stream && aligned(rows[k].dx);
     }
     for (int k = 0; k < count && call.dx.data; ++k)
       set_sums(rows[k], call.recipe, call.cols,

@@ -182,14 +182,8 @@ void put_totals(const View& v, const double* total, int64_t count, bool accumula
     for (int64_t c = 0; c < count; ++c) put(data[c], total[c]);
     return;
   }
-  for (int64_t c = 0; c < count; ++c) {
-    int64_t offset = 0, index = c;
-    for (int d = v.rank - 1; d >= 0; --d) {
-      offset += index % v.shape[d] * v.strides[d];
-      index /= v.shape[d];
-    }
-    put(data[offset], total[c]);
-  }
+  const ConstView where = v;
+  for (int64_t c = 0; c < count; ++c) put(data[element_offset(where, c)], total[c]);
 }
 
 void put_gradients(const View& v, const double* total, int64_t cols, bool accumulate) {

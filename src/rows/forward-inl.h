@@ -93,8 +93,6 @@ __attribute__((noinline)) void apply_partial(const ForwardRow& r, int64_t c, int
   h.flush(r.h, c, count);
 }
 
-NORMKIT_INLINE bool aligned(RowPtr o) { return reinterpret_cast<uintptr_t>(o.p) % kVecBytes == 0; }
-
 template <bool kCentre, Form f, bool kStream>
 NORMKIT_INLINE void apply_pairs(const ForwardRow& row, int64_t c, int64_t end, const Ahead& ahead) {
   const ForwardRow r = row;  // a copy that no store can change: its fields stay in registers

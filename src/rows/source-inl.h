@@ -19,6 +19,8 @@ struct RowPtr {
 NORMKIT_INLINE RowPtr row_of(const Operand& o, int64_t row) {
   return {o.data ? o.data + row * o.step : nullptr, o.f32};
 }
+// Streamed stores ask for it.
+NORMKIT_INLINE bool aligned(RowPtr o) { return reinterpret_cast<uintptr_t>(o.p) % kVecBytes == 0; }
 NORMKIT_INLINE Pair load(RowPtr o, int64_t c) {
   if (kX != Elem::f32 && o.f32) return load_f32(reinterpret_cast<const float*>(o.p) + c);
   return load_x(reinterpret_cast<const X*>(o.p) + c);

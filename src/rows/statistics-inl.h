@@ -96,6 +96,14 @@ NORMKIT_INLINE C probe_shift(const SourceRow& s, int64_t c, int64_t m) {
   return sum_lanes(p) * static_cast<C>(1.0 / kSumLanes);
 }
 
+// Moments of a block of m elements from its two sums.
+template <bool kCentre>
+NORMKIT_INLINE Moments moments_of(double m, double shift, double s1, double s2) {
+  if (!kCentre) return {m, 0, 0, s2, 0};
+  const double delta = s1 / m;
+  return {m, shift, delta, max_or_nan(s2 - s1 * delta, 0), s1 * delta};
+}
+
 // Statistics of columns [begin, end) of a row, fed from left to right in portions that are multiples of 64.
 template <bool kCentre, Src kSrc>
 class Summer {
@@ -125,15 +133,9 @@ class Summer {
     for (int k = 0; k < 2 * kPairs; ++k) lanes_.s1[k] = lanes_.s2[k] = V{};
   }
   NORMKIT_INLINE void close_block(int64_t m) {
+    const double s1 = kCentre ? static_cast<double>(sum_lanes(lanes_.s1)) : 0;
     const double s2 = static_cast<double>(sum_lanes(lanes_.s2));
-    if constexpr (!kCentre) {
-      total_.m2 += s2;
-      total_.n += static_cast<double>(m);
-      return;
-    }
-    const double s1 = static_cast<double>(sum_lanes(lanes_.s1)), delta = s1 / static_cast<double>(m);
-    merge(total_, {static_cast<double>(m), static_cast<double>(shift_), delta, max_or_nan(s2 - s1 * delta, 0),
-                   s1 * delta});
+    merge(total_, moments_of<kCentre>(static_cast<double>(m), static_cast<double>(shift_), s1, s2));
   }
 
   SourceRow src_;
@@ -146,6 +148,9 @@ class Summer {
 // ---- from the sums to rstd -------------------------------------------------------------------------------------------
 // 0 where the formula says 1/0: a constant row then gives xhat = 0 and finite gradients.
 NORMKIT_INLINE double inverse(double d) { return d == 0 ? 0 : 1 / d; }
+
+// The variance or mean square; the sum of squares for l2_norm.
+NORMKIT_INLINE double q_of(const Recipe& r, double m2, double n) { return r.sum ? m2 : m2 / n; }
 
 NORMKIT_INLINE void set_rstd(RowStats& s, double q, double eps, EpsKind kind) {
   if (kind == EpsKind::inside) {
@@ -188,7 +193,7 @@ NORMKIT_INLINE bool fits_compute_type(const RowStats& s) {
 
 NORMKIT_INLINE RowStats finish(const SourceRow& src, const Recipe& r, int64_t cols, const Moments& m) {
   RowStats s;
-  const double q = r.sum ? m.m2 : m.m2 / static_cast<double>(cols);
+  const double q = q_of(r, m.m2, static_cast<double>(cols));
   if (__builtin_expect(needs_rescue(m, q, r), 0)) return rescue(src, r, cols);
   set_rstd(s, q, r.eps, r.eps_kind);
   s.rstd_out = s.rstd;
@@ -225,10 +230,8 @@ NORMKIT_INLINE void group_sums(const SrcOf& src, int count, int64_t cols, GroupS
 }
 
 template <bool kCentre>
-NORMKIT_INLINE Moments block_moments(const GroupSums& g, int i, double m) {
-  if (!kCentre) return {m, 0, 0, g.s2[i], 0};
-  const double delta = g.s1[i] / m;
-  return {m, g.shift[i], delta, max_or_nan(g.s2[i] - g.s1[i] * delta, 0), g.s1[i] * delta};
+NORMKIT_INLINE Moments moments_of(const GroupSums& g, int i, double m) {
+  return moments_of<kCentre>(m, g.shift[i], g.s1[i], g.s2[i]);
 }
 
 // The same arithmetic as finish(), in a loop that the compiler turns into vectors; by finish() itself if the recipe or
@@ -240,14 +243,14 @@ NORMKIT_INLINE bool finish_group(const GroupSums& g, int count, const Recipe& r,
   double rstd[kGroupRows], origin[kGroupRows], shift[kGroupRows];
   int bad = 0;
   for (int i = 0; i < kGroupRows; ++i) {
-    const Moments m = block_moments<kCentre>(g, i, n);
-    const double q = r.sum ? m.m2 : m.m2 / n;
+    const Moments m = moments_of<kCentre>(g, i, n);
+    const double q = q_of(r, m.m2, n);
     bad |= needs_rescue(m, q, r);
     rstd[i] = 1 / __builtin_sqrt(q + r.eps);
     if (kCentre) origin[i] = m.origin, shift[i] = m.shift;
   }
   if (__builtin_expect(bad | (r.eps_kind != EpsKind::inside), 0)) {
-    for (int i = 0; i < count; ++i) stats[i] = finish(src(i), r, cols, block_moments<kCentre>(g, i, n));
+    for (int i = 0; i < count; ++i) stats[i] = finish(src(i), r, cols, moments_of<kCentre>(g, i, n));
     return true;
   }
   for (int i = 0; i < count; ++i) {
@@ -258,7 +261,7 @@ NORMKIT_INLINE bool finish_group(const GroupSums& g, int count, const Recipe& r,
 }
 
 // ---- rescue: two passes in f64, in the same order of sums --------------------------------------------------------------
-// Calls f(natural-order elements of h, count, lane sums) for each group of 64, and returns the sum over blocks.
+// A row sum in f64 lanes: f(element of h, its lane's sum so far) is the lane's new sum.
 template <class F>
 inline double wide_sum(const SourceRow& src, int64_t cols, const F& f) {
   double total = 0;
@@ -310,7 +313,7 @@ __attribute__((noinline)) RowStats rescue(const SourceRow& src, const Recipe& r,
     return acc + d * d;
   });
   const double eps = r.eps * s.scale;
-  set_rstd(s, r.sum ? m2 : m2 / n, r.eps_kind == EpsKind::inside ? eps * s.scale : eps, r.eps_kind);
+  set_rstd(s, q_of(r, m2, n), r.eps_kind == EpsKind::inside ? eps * s.scale : eps, r.eps_kind);
   s.rstd_out = s.rstd * s.scale;
   if (m2 == 0) {  // only eps is left: as it is, since the scaled one may have vanished
     set_rstd(s, 0, r.eps, r.eps_kind);
