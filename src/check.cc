@@ -112,12 +112,14 @@ bool check_optional(const char* op, const char* name, const ConstView& v) {
   int64_t elements = 1;
   bool empty = false;
   for (int d = 0; d < v.rank; ++d) {
-    if (v.shape[d] < 0) fail(op, std::string(name) + " has the shape " + shape_text(v) + ", expected sizes of 0 or more");
+    if (v.shape[d] < 0)
+      fail(op, std::string(name) + " has the shape " + shape_text(v) + ", expected sizes of 0 or more");
     if (v.shape[d] == 0) empty = true;
     if (__builtin_mul_overflow(elements, std::max<int64_t>(1, v.shape[d]), &elements) || elements > (int64_t{1} << 60))
       fail(op, std::string(name) + " has the shape " + shape_text(v) + ", more elements than memory can hold");
   }
-  if (!v.data && !empty) fail(op, std::string(name) + " has null data, expected " + std::to_string(elements) + " elements");
+  if (!v.data && !empty)
+    fail(op, std::string(name) + " has null data, expected " + std::to_string(elements) + " elements");
   if (v.data && reinterpret_cast<uintptr_t>(v.data) % static_cast<uintptr_t>(dtype_size(v.dtype)) != 0)
     fail(op, std::string(name) + " has data that is not aligned to its " + dtype_name(v.dtype) + " elements");
   return true;
@@ -125,8 +127,8 @@ bool check_optional(const char* op, const char* name, const ConstView& v) {
 
 void check_dtype(const char* op, const char* name, const ConstView& v, DType a, DType b) {
   if (v.dtype == a || v.dtype == b) return;
-  throw dtype_error(std::string(op) + ": " + name + " has dtype " + dtype_name(v.dtype) + ", expected " + dtype_name(a) +
-                    (a == b ? "" : std::string(" or ") + dtype_name(b)));
+  throw dtype_error(std::string(op) + ": " + name + " has dtype " + dtype_name(v.dtype) + ", expected " +
+                    dtype_name(a) + (a == b ? "" : std::string(" or ") + dtype_name(b)));
 }
 
 void check_dtype(const char* op, const char* name, const ConstView& v, std::initializer_list<DType> allowed,
@@ -139,7 +141,8 @@ void check_dtype(const char* op, const char* name, const ConstView& v, std::init
 void check_same_shape(const char* op, const char* name, const ConstView& v, const ConstView& x) {
   bool same = v.rank == x.rank;
   for (int d = 0; same && d < x.rank; ++d) same = v.shape[d] == x.shape[d];
-  if (!same) fail(op, std::string(name) + " has the shape " + shape_text(v) + ", expected " + shape_text(x) + " (that of x)");
+  if (!same)
+    fail(op, std::string(name) + " has the shape " + shape_text(v) + ", expected " + shape_text(x) + " (that of x)");
 }
 
 void check_parameter_shape(const char* op, const char* name, const ConstView& v, const ConstView& x, int axis) {
@@ -151,9 +154,10 @@ void check_parameter_shape(const char* op, const char* name, const ConstView& v,
   if (same || (v.rank == 1 && v.shape[0] == cols)) return;
   const std::string dims = x.rank - axis == 1 ? "last dimension of x" : "normalized dimensions of x";
   if (v.numel() != cols)
-    fail(op, std::string(name) + " has " + std::to_string(v.numel()) + " elements, expected " + std::to_string(cols) + " (" +
-                 dims + ")");
-  fail(op, std::string(name) + " has the shape " + shape_text(v) + ", expected " + shape_text(x, axis) + " (" + dims + ")");
+    fail(op, std::string(name) + " has " + std::to_string(v.numel()) + " elements, expected " + std::to_string(cols) +
+                 " (" + dims + ")");
+  fail(op,
+       std::string(name) + " has the shape " + shape_text(v) + ", expected " + shape_text(x, axis) + " (" + dims + ")");
 }
 
 void check_stat_shape(const char* op, const char* name, const ConstView& v, const ConstView& x, int axis) {
@@ -182,8 +186,7 @@ void check_finite(const char* op, const char* name, double value, bool non_negat
   if (std::isfinite(value) && (value >= 0 || !non_negative)) return;
   char text[32];
   std::snprintf(text, sizeof text, "%g", value);
-  fail(op, std::string(name) + " is " + text + ", expected a finite number" +
-               (non_negative ? " of 0 or more" : ""));
+  fail(op, std::string(name) + " is " + text + ", expected a finite number" + (non_negative ? " of 0 or more" : ""));
 }
 
 void check_threads(const char* op, const Exec& exec) {

@@ -19,8 +19,8 @@
 namespace normkit {
 namespace {
 
-// Traffic that is worth a thread: waking one takes about a microsecond, in which a core moves this much.
-constexpr int64_t kBytesPerThread = 64 << 10;
+// Traffic that is worth a thread: a core moves this much in a few microseconds, which is what waking another one takes.
+constexpr int64_t kBytesPerThread = 128 << 10;
 
 std::atomic<bool> forked{false};
 

@@ -17,8 +17,9 @@ void parallel_run(int threads, void (*body)(void*, int), void* context);
 // own back afterwards. f must not throw.
 template <class F>
 void parallel(int parts, F&& f) {
-  parallel_run(parts, [](void* context, int part) { (*static_cast<std::remove_reference_t<F>*>(context))(part); },
-               std::addressof(f));
+  parallel_run(
+      parts, [](void* context, int part) { (*static_cast<std::remove_reference_t<F>*>(context))(part); },
+      std::addressof(f));
 }
 
 // The part-th of `parts` nearly equal ranges of [0, n), with borders at multiples of `unit`.

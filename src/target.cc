@@ -12,8 +12,13 @@ namespace normkit {
 namespace rows {
 #define NORMKIT_DECLARE(simd) \
   extern const Kernels kernels_##simd##_f32, kernels_##simd##_f64, kernels_##simd##_bf16, kernels_##simd##_f16
-#define NORMKIT_TABLE(simd) \
-  {#simd, {&rows::kernels_##simd##_f32, &rows::kernels_##simd##_f64, &rows::kernels_##simd##_bf16, &rows::kernels_##simd##_f16}}
+#define NORMKIT_TABLE(simd)                                                                   \
+  {                                                                                           \
+    #simd, {                                                                                  \
+      &rows::kernels_##simd##_f32, &rows::kernels_##simd##_f64, &rows::kernels_##simd##_bf16, \
+          &rows::kernels_##simd##_f16                                                         \
+    }                                                                                         \
+  }
 #if defined(__x86_64__)
 NORMKIT_DECLARE(avx512);
 NORMKIT_DECLARE(avx2);

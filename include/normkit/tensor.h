@@ -71,7 +71,8 @@ struct f16 {
   }
   constexpr operator float() const {
     const uint32_t sign = static_cast<uint32_t>(bits & 0x8000u) << 16, a = bits & 0x7fffu;
-    if (a >= 0x7c00u) return std::bit_cast<float>(sign | 0x7f800000u | ((a & 0x3ffu) << 13) | (a > 0x7c00u ? 0x400000u : 0u));
+    if (a >= 0x7c00u)
+      return std::bit_cast<float>(sign | 0x7f800000u | ((a & 0x3ffu) << 13) | (a > 0x7c00u ? 0x400000u : 0u));
     if (a >= 0x400u) return std::bit_cast<float>(sign | ((a << 13) + 0x38000000u));
     const float subnormal = static_cast<float>(a) * 0x1p-24f;
     return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(subnormal));
@@ -115,7 +116,8 @@ struct BasicView {
       fail(std::to_string(steps.size()) + " strides, expected " + std::to_string(sizes.size()));
     rank = static_cast<int>(sizes.size());
     for (int d = 0; d < rank; ++d) {
-      if (sizes[d] < 0) fail("size " + std::to_string(sizes[d]) + " in dimension " + std::to_string(d) + ", expected 0 or more");
+      if (sizes[d] < 0)
+        fail("size " + std::to_string(sizes[d]) + " in dimension " + std::to_string(d) + ", expected 0 or more");
       shape[d] = sizes[d];
       strides[d] = steps[d];
     }

@@ -31,9 +31,16 @@ struct GradRow {
 };
 NORMKIT_INLINE GradRow row_of(const Backward& call, int64_t row, const RowStats& stats) {
   const Recipe& r = call.recipe;
-  return {row_of(call.src, row),  row_of(call.dy, row), row_of(call.weight, 0),
-          row_of(call.dres, row), row_of(call.dx, row), xhat_maker(stats),
-          &stats,                 splat(static_cast<C>(r.weight_offset)), r.round_xhat, r.offset};
+  return {row_of(call.src, row),
+          row_of(call.dy, row),
+          row_of(call.weight, 0),
+          row_of(call.dres, row),
+          row_of(call.dx, row),
+          xhat_maker(stats),
+          &stats,
+          splat(static_cast<C>(r.weight_offset)),
+          r.round_xhat,
+          r.offset};
 }
 // Loads of operands whose type a form knows.
 template <GradForm f>
@@ -245,7 +252,8 @@ void backward_rows(const Backward& call, int64_t row0, int64_t row1, const Block
     }
     for (int k = 0; k < count && call.dx.data; ++k)
       set_sums(rows[k], call.recipe, call.cols,
-               slow ? grad_sums<kCentre, kGenericGrad>(rows[k], 0, call.cols) : grad_sums<kCentre, f>(rows[k], 0, call.cols));
+               slow ? grad_sums<kCentre, kGenericGrad>(rows[k], 0, call.cols)
+                    : grad_sums<kCentre, f>(rows[k], 0, call.cols));
     const int64_t ahead_x = group * call.src.x.step, ahead_dy = group * call.dy.step;
     if (slow) {
       grad_columns<kCentre, kGenericGrad, false>(rows, count, 0, call.cols, block, 0, 0);

@@ -33,17 +33,25 @@ int check(const char* op, const Method& m, const NormGradArgs& a) {
     fail(op, std::string(a.mean ? "rstd" : "mean") + " is absent, expected mean and rstd, or neither");
   if (!a.dx && !a.dweight && !a.dbias) fail(op, "dx, dweight and dbias are absent, expected at least one");
   if (!a.dx && a.dresidual_out) fail(op, "dresidual_out is not used without dx, expected an absent view");
-  if (a.accumulate && !a.dweight && !a.dbias) fail(op, "accumulate needs dweight or dbias, expected false without them");
+  if (a.accumulate && !a.dweight && !a.dbias)
+    fail(op, "accumulate needs dweight or dbias, expected false without them");
   for (const auto& [name, v] : {std::pair{"dweight", &dweight}, std::pair{"dbias", &dbias}}) {
     if (!check_optional(op, name, *v)) continue;
     check_dtype(op, name, *v, {a.x.dtype, DType::f32, DType::f64}, "x's, f32 or f64");
     check_parameter_shape(op, name, *v, a.x, axis);
   }
-  check_overlap(op, {{"dx", dx}}, {{"dy", a.dy}, {"x", a.x}, {"residual", a.residual}, {"dresidual_out", a.dresidual_out}},
+  check_overlap(op, {{"dx", dx}},
+                {{"dy", a.dy}, {"x", a.x}, {"residual", a.residual}, {"dresidual_out", a.dresidual_out}},
                 {{"weight", a.weight}, {"mean", a.mean}, {"rstd", a.rstd}});
   check_overlap(op, {{"dweight", dweight}, {"dbias", dbias}}, {},
-                {{"dx", dx}, {"dy", a.dy}, {"x", a.x}, {"residual", a.residual}, {"dresidual_out", a.dresidual_out},
-                 {"weight", a.weight}, {"mean", a.mean}, {"rstd", a.rstd}});
+                {{"dx", dx},
+                 {"dy", a.dy},
+                 {"x", a.x},
+                 {"residual", a.residual},
+                 {"dresidual_out", a.dresidual_out},
+                 {"weight", a.weight},
+                 {"mean", a.mean},
+                 {"rstd", a.rstd}});
   return axis;
 }
 
@@ -53,11 +61,11 @@ struct Run {
   const Geometry& g;
   Backward call;
   int threads;
-  int64_t elem;                  // bytes of the compute type
-  char* scratch = nullptr;       // visit(): per thread
+  int64_t elem;             // bytes of the compute type
+  char* scratch = nullptr;  // visit(): per thread
   size_t per_thread = 0;
   double *dweight = nullptr, *dbias = nullptr;  // totals, natural order; null if not wanted
-  char* sums = nullptr;          // block sums: per block dweight, then dbias
+  char* sums = nullptr;                         // block sums: per block dweight, then dbias
 
   int64_t sum_bytes() const { return sum_elems(g.cols()) * elem; }
   char* block_sums(int64_t slot, bool bias) const {
@@ -212,8 +220,14 @@ void run(const Method& m, const NormGradArgs& a, const Exec& exec) {
   const bool saved = call.recipe.eps_kind == EpsKind::inside;
   const ConstView dx = a.dx, mean = saved ? a.mean : ConstView{}, rstd = saved ? a.rstd : ConstView{};
   // In the order of Backward::each_operand().
-  const Geometry g(a.x, axis, {{a.x, Role::input}, {a.residual, Role::input}, {a.dy, Role::input},
-                               {a.dresidual_out, Role::input}, {dx, Role::output}, {mean, Role::stat}, {rstd, Role::stat}});
+  const Geometry g(a.x, axis,
+                   {{a.x, Role::input},
+                    {a.residual, Role::input},
+                    {a.dy, Role::input},
+                    {a.dresidual_out, Role::input},
+                    {dx, Role::output},
+                    {mean, Role::stat},
+                    {rstd, Role::stat}});
   const int threads = useful_threads(exec.threads, g.bytes());
   Run r{kernels(a.x.dtype), g, call, threads, a.x.dtype == DType::f64 ? 8 : 4};
 
@@ -222,14 +236,16 @@ void run(const Method& m, const NormGradArgs& a, const Exec& exec) {
   const bool by_columns = threads > 1 && g.simple() && blocks < 4 * threads && blocks % threads != 0;
   const bool params = a.dweight || a.dbias;
   const int64_t block_bytes = 2 * r.sum_bytes();
-  const int64_t wave = by_columns || threads == 1 ? 1 : std::max<int64_t>(threads, kWaveBytes / block_bytes / threads * threads);
+  const int64_t wave =
+      by_columns || threads == 1 ? 1 : std::max<int64_t>(threads, kWaveBytes / block_bytes / threads * threads);
   r.per_thread = static_cast<size_t>(g.scratch_bytes());
   const size_t weight_bytes = parameter_scratch(a.weight, g.cols());
   const size_t total_bytes = params ? static_cast<size_t>(sum_elems(g.cols())) * 16 : 0;
-  const size_t sums_bytes = params ? static_cast<size_t>(std::min(wave, std::max<int64_t>(blocks, 1)) * block_bytes) : 0;
+  const size_t sums_bytes =
+      params ? static_cast<size_t>(std::min(wave, std::max<int64_t>(blocks, 1)) * block_bytes) : 0;
   const size_t columns_bytes = by_columns ? column_bytes(g) : 0;
-  char* memory = workspace(weight_bytes + total_bytes + sums_bytes + columns_bytes +
-                           r.per_thread * static_cast<size_t>(threads));
+  char* memory =
+      workspace(weight_bytes + total_bytes + sums_bytes + columns_bytes + r.per_thread * static_cast<size_t>(threads));
 
   r.call.src = make_source(a.x, a.residual, wider(a.x.dtype, a.residual.dtype), a.residual_stats);
   r.call.dy = like_x(a.dy, a.x);

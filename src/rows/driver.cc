@@ -44,7 +44,8 @@ Source make_source(const ConstView& x, const ConstView& residual, DType h_type, 
   s.x = like_x(x, x);
   s.residual = like_x(residual, x);
   s.h_f32 = h_type == DType::f32;
-  s.round_h = residual && stats == ResidualStats::rounded && h_type != (x.dtype == DType::f64 ? DType::f64 : DType::f32);
+  s.round_h =
+      residual && stats == ResidualStats::rounded && h_type != (x.dtype == DType::f64 ? DType::f64 : DType::f32);
   return s;
 }
 

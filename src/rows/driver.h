@@ -26,7 +26,8 @@ Recipe make_recipe(const char* op, const Method& m, const Args& args) {
   check_finite(op, "eps", args.eps, true);
   check_finite(op, "weight_offset", args.weight_offset, false);
   if (args.weight_offset != 0 && !args.weight) fail(op, "weight_offset needs a weight, expected 0 without one");
-  if (m.clamp && args.eps_mode != EpsMode::inside) fail(op, "eps_mode is not used (always clamp), expected the default");
+  if (m.clamp && args.eps_mode != EpsMode::inside)
+    fail(op, "eps_mode is not used (always clamp), expected the default");
   if (args.residual_stats != ResidualStats::rounded && !args.residual)
     fail(op, "residual_stats needs a residual, expected the default without one");
   check_enum(op, "eps_mode", args.eps_mode, EpsMode::clamp, "inside, outside or clamp");

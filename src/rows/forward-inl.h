@@ -22,9 +22,15 @@ struct ForwardRow {
 };
 NORMKIT_INLINE ForwardRow row_of(const Forward& call, int64_t row, const RowStats& stats) {
   const Recipe& r = call.recipe;
-  return {row_of(call.src, row), row_of(call.weight, 0),  row_of(call.bias, 0),
-          row_of(call.y, row),   row_of(call.h, row),     xhat_maker(stats),
-          splat(static_cast<C>(r.weight_offset)), r.round_xhat, r.offset};
+  return {row_of(call.src, row),
+          row_of(call.weight, 0),
+          row_of(call.bias, 0),
+          row_of(call.y, row),
+          row_of(call.h, row),
+          xhat_maker(stats),
+          splat(static_cast<C>(r.weight_offset)),
+          r.round_xhat,
+          r.offset};
 }
 
 NORMKIT_INLINE void advance(RowPtr& p, int64_t step) { p.p = p.p ? p.p + step : nullptr; }
@@ -52,7 +58,8 @@ struct Ahead {
 };
 NORMKIT_INLINE Ahead ahead_of(const Forward& call, int64_t row, int64_t elems) {
   const int64_t bytes = elems * static_cast<int64_t>(sizeof(X));
-  return {call.src.x.data + row * call.src.x.step + bytes, call.src.residual.data + row * call.src.residual.step + bytes};
+  return {call.src.x.data + row * call.src.x.step + bytes,
+          call.src.residual.data + row * call.src.residual.step + bytes};
 }
 
 // Rows whose h was kept by sweep 1: this is h, and it is copied to residual_out as it is.
@@ -99,7 +106,8 @@ NORMKIT_INLINE void apply_pairs(const ForwardRow& row, int64_t c, int64_t end, c
   // h by itself: two streams of half cache lines that take turns drain the write buffers (measured: 6x slower in bf16).
   if (f.residual && r.h.p)
     for (int64_t i = c; i < end; i += kPairElems)
-      copy_x<kStream>(reinterpret_cast<const X*>(r.src.x.p) + i, const_cast<char*>(r.h.p) + i * static_cast<int64_t>(sizeof(X)));
+      copy_x<kStream>(reinterpret_cast<const X*>(r.src.x.p) + i,
+                      const_cast<char*>(r.h.p) + i * static_cast<int64_t>(sizeof(X)));
 #pragma GCC unroll 2
   for (; c < end; c += kPairElems) {
     if (kStream) prefetch(ahead.x + c * static_cast<int64_t>(sizeof(X)));

@@ -28,7 +28,11 @@ int check(const char* op, const Method& m, const NormArgs& a, const Outputs& out
                 {{"weight", a.weight}, {"bias", a.bias}});
   if (out.mean || out.rstd)
     check_overlap(op, {{"mean", out.mean}, {"rstd", out.rstd}}, {},
-                  {{"x", a.x}, {"residual", a.residual}, {"weight", a.weight}, {"bias", a.bias}, {"y", out.y},
+                  {{"x", a.x},
+                   {"residual", a.residual},
+                   {"weight", a.weight},
+                   {"bias", a.bias},
+                   {"y", out.y},
                    {"residual_out", out.h}});
   return axis;
 }
@@ -66,8 +70,13 @@ void run(const Method& m, const NormArgs& a, const Exec& exec) {
   const Kernels& k = kernels(a.x.dtype);
   using Role = Geometry::Role;
   // In the order of Forward::each_operand().
-  const Geometry g(a.x, axis, {{a.x, Role::input}, {a.residual, Role::input}, {out.y, Role::output},
-                               {out.h, Role::output}, {out.mean, Role::stat}, {out.rstd, Role::stat}});
+  const Geometry g(a.x, axis,
+                   {{a.x, Role::input},
+                    {a.residual, Role::input},
+                    {out.y, Role::output},
+                    {out.h, Role::output},
+                    {out.mean, Role::stat},
+                    {out.rstd, Role::stat}});
   if (g.rows() == 0) return;
   const int threads = useful_threads(exec.threads, g.bytes());
   const bool shared = share_rows(g, threads);

@@ -40,8 +40,9 @@ void apply(const Forward& call, int64_t row, int64_t c0, int64_t c1, const RowSt
 }
 
 void backward(const Backward& call, int64_t row0, int64_t row1, void* dweight, void* dbias) {
-  (call.recipe.centre ? pick_backward<true> : pick_backward<false>)(call)(
-      call, row0, row1, {static_cast<C*>(dweight), static_cast<C*>(dbias)});
+  (call.recipe.centre
+       ? pick_backward<true>
+       : pick_backward<false>)(call)(call, row0, row1, {static_cast<C*>(dweight), static_cast<C*>(dbias)});
   if (call.stream) stream_fence();
 }
 

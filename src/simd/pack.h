@@ -40,8 +40,8 @@ using C = ElemTraits<kX>::Compute;
 using V = Vec<C>;
 inline constexpr int L = kLanes<C>;
 
-inline constexpr int kSumLanes = 64;                 // lanes of a block sum (normative)
-inline constexpr int kPairElems = 2 * L;             // elements of a pair
+inline constexpr int kSumLanes = 64;                   // lanes of a block sum (normative)
+inline constexpr int kPairElems = 2 * L;               // elements of a pair
 inline constexpr int kPairs = kSumLanes / kPairElems;  // pairs that hold all lanes of a sum
 
 struct Pair {
@@ -177,7 +177,8 @@ using HalfF = float __attribute__((vector_size(kVecBytes / 2)));  // f32 of as m
 
 NORMKIT_INLINE Pair load_f32(const float* p) {
   if constexpr (kX == Elem::f64) {
-    return {(V) __builtin_convertvector(load_vec<HalfF>(p), VD), (V) __builtin_convertvector(load_vec<HalfF>(p + L), VD)};
+    return {(V) __builtin_convertvector(load_vec<HalfF>(p), VD),
+            (V) __builtin_convertvector(load_vec<HalfF>(p + L), VD)};
   } else {
     const VF lo = load_vec<VF>(p), hi = load_vec<VF>(p + L);
     if constexpr (kEvenOdd) return {(V)every_second<0>(lo, hi), (V)every_second<1>(lo, hi)};

@@ -186,7 +186,7 @@ def test_nan_and_infinity_stay_in_their_row(op):
 @pytest.mark.parametrize("op", OPS)
 def test_more_than_2_to_the_31_elements(op):
     row = random(np.random.default_rng(8), 2**16, np.float32)
-    far = np.lib.stride_tricks.as_strided(row, (3, 2**15), (2**16, 4))  # each row begins half a row after the one before
+    far = np.lib.stride_tricks.as_strided(row, (3, 2**15), (2**16, 4))  # rows begin half a row apart
     assert same_bits(getattr(normkit, op)(far), getattr(normkit, op)(np.ascontiguousarray(far)))
     memory = np.zeros(2**31 + 2**17, np.float16)  # pages that nobody touches cost nothing
     memory[-64:] = 1

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import normkit
 import numpy as np
 import pytest
-
-import normkit
 
 
 @pytest.mark.parametrize("n", [1, 4, 8, 24, 65, 96])
