@@ -128,7 +128,7 @@ __attribute__((noinline)) Pair slow_dx(const GradRow& r, Pair g, Pair xhat, Pair
   store_c(dres, rb);
   for (int j = 0; j < kPairElems; ++j) {
     const double t = (static_cast<double>(gb[j]) - r.c1_d) - static_cast<double>(xb[j]) * r.c2_d;
-    rb[j] = static_cast<C>(t * r.stats->rstd_out + static_cast<double>(rb[j]));
+    rb[j] = static_cast<C>(t * r.stats->rstd * r.stats->scale + static_cast<double>(rb[j]));
   }
   return load_c(rb);
 }
@@ -227,7 +227,7 @@ template <bool kCentre>
 NORMKIT_INLINE RowStats saved_stats(const Backward& call, int64_t row) {
   if (!call.rstd.data) return row_stats<kCentre>(row_of(call.src, row), call.recipe, call.cols);
   RowStats s;
-  s.rstd = s.rstd_out = get_stat(call.rstd, row);
+  s.rstd = s.rstd_out = held(get_stat(call.rstd, row));
   s.mean_out = kCentre ? get_stat(call.mean, row) : 0;
   set_mean(s, s.mean_out, 0);
   s.slow = !fits_compute_type(s);

@@ -146,8 +146,10 @@ class Summer {
 };
 
 // ---- from the sums to rstd -------------------------------------------------------------------------------------------
+// Statistics that f64 does not hold become its largest number: 0 times them stays 0. NaN stays NaN.
+NORMKIT_INLINE double held(double v) { return v > __DBL_MAX__ ? __DBL_MAX__ : v; }
 // 0 where the formula says 1/0: a constant row then gives xhat = 0 and finite gradients.
-NORMKIT_INLINE double inverse(double d) { return d == 0 ? 0 : 1 / d; }
+NORMKIT_INLINE double inverse(double d) { return d == 0 ? 0 : held(1 / d); }
 
 // The variance or mean square; the sum of squares for l2_norm.
 NORMKIT_INLINE double q_of(const Recipe& r, double m2, double n) { return r.sum ? m2 : m2 / n; }
@@ -160,7 +162,7 @@ NORMKIT_INLINE void set_rstd(RowStats& s, double q, double eps, EpsKind kind) {
   const double root = __builtin_sqrt(q);
   if (kind == EpsKind::outside) {
     s.rstd = inverse(root + eps);
-    s.c = root == 0 ? 0 : (root + eps) / root;
+    s.c = root == 0 ? 0 : held((root + eps) / root);
   } else {
     s.rstd = inverse(root < eps ? eps : root);
     s.c = root < eps ? 0 : 1;
@@ -306,7 +308,10 @@ __attribute__((noinline)) RowStats rescue(const SourceRow& src, const Recipe& r,
   s.scale = rescue_scale(src, cols, r.eps);
   if (r.centre) {
     s.m0 = wide_sum(src, cols, [&](double h, double acc) { return acc + h * s.scale; }) / n;
-    s.delta = wide_sum(src, cols, [&](double h, double acc) { return acc + (h * s.scale - s.m0); }) / n;
+    const double rest = wide_sum(src, cols, [&](double h, double acc) { return acc + (h * s.scale - s.m0); }) / n;
+    const double mean = s.m0 + rest;
+    s.delta = (s.m0 - mean) + rest;  // 0 in a constant row, whose mean is its element
+    s.m0 = mean;
   }
   const double m2 = wide_sum(src, cols, [&](double h, double acc) {
     const double d = (h * s.scale - s.m0) - s.delta;
@@ -314,11 +319,13 @@ __attribute__((noinline)) RowStats rescue(const SourceRow& src, const Recipe& r,
   });
   const double eps = r.eps * s.scale;
   set_rstd(s, q_of(r, m2, n), r.eps_kind == EpsKind::inside ? eps * s.scale : eps, r.eps_kind);
-  s.rstd_out = s.rstd * s.scale;
-  if (m2 == 0) {  // only eps is left: as it is, since the scaled one may have vanished
+  if (m2 == 0) {  // only eps is left: as it is, since the scaled one may have left the range
     set_rstd(s, 0, r.eps, r.eps_kind);
-    s.rstd_out = s.rstd;
+    s.m0 /= s.scale;
+    s.delta /= s.scale;
+    s.scale = 1;
   }
+  s.rstd_out = held(s.rstd * s.scale);
   s.mean_out = (s.m0 + s.delta) / s.scale;
   s.slow = s.scale != 1 || !fits_compute_type(s);
   if (!s.slow) set_mean(s, s.m0, s.delta);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 
 namespace normkit::test {
 namespace {
@@ -41,14 +42,16 @@ struct Stats {
   double mean_out = 0, rstd_out = 0;
 };
 
+double held(double v) { return v > std::numeric_limits<double>::max() ? std::numeric_limits<double>::max() : v; }
+
 void set_rstd(Stats& s, EpsMode mode, double q, double eps) {
   const double root = std::sqrt(q);
   const double divisor = mode == EpsMode::inside    ? std::sqrt(q + eps)
                          : mode == EpsMode::outside ? root + eps
                          : root < eps               ? eps
                                                     : root;
-  s.rstd = divisor == 0 ? 0 : 1 / divisor;
-  if (mode == EpsMode::outside) s.derivative = root == 0 ? 0 : divisor / root;
+  s.rstd = divisor == 0 ? 0 : held(1 / divisor);
+  if (mode == EpsMode::outside) s.derivative = root == 0 ? 0 : held(divisor / root);
   if (mode == EpsMode::clamp) s.derivative = root < eps ? 0 : 1;
 }
 
@@ -130,7 +133,11 @@ Stats rescue(const Case& c, const T* h, EpsMode mode) {
   const double n = static_cast<double>(c.cols), scale = s.scale = rescue_scale(h, c.cols, c.eps);
   if (c.op == Op::layer) {
     s.m0 = row_sum<double>(c.cols, [&](int64_t i, double lane) { return lane + h[i] * scale; }) / n;
-    s.delta = row_sum<double>(c.cols, [&](int64_t i, double lane) { return lane + (h[i] * scale - s.m0); }) / n;
+    const double rest =
+        row_sum<double>(c.cols, [&](int64_t i, double lane) { return lane + (h[i] * scale - s.m0); }) / n;
+    const double mean = s.m0 + rest;
+    s.delta = (s.m0 - mean) + rest;
+    s.m0 = mean;
   }
   const double squares = row_sum<double>(c.cols, [&](int64_t i, double lane) {
     const double d = (h[i] * scale - s.m0) - s.delta;
@@ -138,10 +145,16 @@ Stats rescue(const Case& c, const T* h, EpsMode mode) {
   });
   set_rstd(s, mode, c.op == Op::l2 ? squares : squares / n,
            mode == EpsMode::inside ? c.eps * scale * scale : c.eps * scale);
-  s.mean_out = (s.m0 + s.delta) / scale;
-  s.rstd_out = s.rstd * scale;
+  if (squares == 0) {
+    set_rstd(s, mode, 0, c.eps);
+    s.m0 /= scale;
+    s.delta /= scale;
+    s.scale = 1;
+  }
+  s.mean_out = (s.m0 + s.delta) / s.scale;
+  s.rstd_out = held(s.rstd * s.scale);
   const double rstd = std::abs(s.rstd_out), mean = std::abs(s.mean_out);
-  s.wide = scale != 1 || (sizeof(T) == 4 && ((rstd != 0 && rstd < 0x1p-126) || rstd > 0x1p127 || mean > 0x1p126));
+  s.wide = s.scale != 1 || (sizeof(T) == 4 && ((rstd != 0 && rstd < 0x1p-126) || rstd > 0x1p127 || mean > 0x1p126));
   if (!s.wide) set_mean<T>(s, s.m0, s.delta);
   return s;
 }
@@ -258,7 +271,7 @@ void backward_row(const Case& c, const Inputs& in, const Widened<T>& w, const St
     T t = g[static_cast<size_t>(i)];
     if (s.wide) {
       const double wide = (static_cast<double>(t) - centre) - static_cast<double>(xhat[i]) * slope;
-      t = static_cast<T>(wide * s.rstd_out + static_cast<double>(dres));
+      t = static_cast<T>(wide * s.rstd * s.scale + static_cast<double>(dres));
     } else {
       if (c.op == Op::layer) t -= static_cast<T>(centre);
       t = std::fma(-xhat[i], static_cast<T>(slope), t);

@@ -22,6 +22,25 @@ TEST(Model, BackwardHasTheBitsOfTheContract) {
   }
 }
 
+// Divisors at both ends of f64, where rstd or the derivative of its root leave the range.
+TEST(Model, ExtremeEpsHasTheBitsOfTheContract) {
+  for (Op op : {Op::layer, Op::rms}) {
+    for (DType x : {DType::f32, DType::f64}) {
+      for (Dist dist : {Dist::constant, Dist::zeros, Dist::tiny, Dist::huge}) {
+        for (EpsMode mode : {EpsMode::inside, EpsMode::outside, EpsMode::clamp}) {
+          for (double eps : {0.0, 0x1p-1074, 0x1p-1050, 0x1p-160, 0x1p1000}) {
+            const Case c{.op = op, .x = x, .rows = 2, .cols = 70, .dist = dist, .eps = eps, .eps_mode = mode};
+            const Inputs in = make_inputs(c);
+            const Outputs y = forward(c, in), dx = backward(c, in);
+            EXPECT_EQ(difference(y, model_forward(c, in, y)), "") << c;
+            EXPECT_EQ(difference(dx, model_backward(c, in, dx)), "") << c;
+          }
+        }
+      }
+    }
+  }
+}
+
 // The rescue is reached where it must be and not taken by ordinary data.
 TEST(Model, TheTableReachesTheRescue) {
   for (const Case& c : all_cases()) {
