@@ -1,4 +1,4 @@
-"""Rows and eps at both ends of the range of their type, against 80-bit arithmetic, which holds every value on the way."""
+"""Rows and eps at both ends of the range of their type, against a long double that holds every value."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ def reference(op, mode, x, eps, dy):
     d = x - x.mean() if op == "layer_norm" else x
     q = (d * d).sum() / n
     root = np.sqrt(q)
-    divisor = {"inside": np.sqrt(q + Wide(eps)), "outside": root + Wide(eps), "clamp": np.maximum(root, Wide(eps))}[mode]
+    eps = Wide(eps)
+    divisor = {"inside": np.sqrt(q + eps), "outside": root + eps, "clamp": np.maximum(root, eps)}[mode]
     rstd = Wide(0) if divisor == 0 else 1 / divisor
     slope = Wide(1)
     if mode == "outside":
         slope = Wide(0) if root == 0 else divisor / root
     elif mode == "clamp":
-        slope = Wide(root >= Wide(eps))
+        slope = Wide(root >= eps)
     xhat = d * rstd
     terms = [dy, -(dy.mean() if op == "layer_norm" else 0 * dy), -slope * xhat * ((dy * xhat).sum() / n)]
     return xhat, rstd * sum(terms), rstd * sum(abs(t) for t in terms).max(), rstd
