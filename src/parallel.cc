@@ -2,9 +2,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <thread>
 
 #if defined(NORMKIT_THREADS_std)
-#include <thread>
+#include <system_error>
 #include <vector>
 #else
 #include <omp.h>
@@ -21,6 +22,9 @@ namespace {
 
 // Traffic that is worth a thread: a core moves this much in a few microseconds, which is what waking another one takes.
 constexpr int64_t kBytesPerThread = 128 << 10;
+
+// More threads than this or the processors only cost; libgomp ends the process when the system has no more to give.
+constexpr int kMostThreads = 64;
 
 std::atomic<bool> forked{false};
 
@@ -66,7 +70,8 @@ int useful_threads(int allowed, int64_t bytes) {
 #if !defined(NORMKIT_THREADS_std)
   if (omp_in_parallel()) return 1;
 #endif
-  return static_cast<int>(std::min<int64_t>(allowed, worth));
+  static const int most = std::max(kMostThreads, static_cast<int>(std::thread::hardware_concurrency()));
+  return static_cast<int>(std::min<int64_t>(std::min(allowed, most), worth));
 }
 
 void parallel_run(int threads, void (*body)(void*, int), void* context) {
@@ -81,8 +86,14 @@ void parallel_run(int threads, void (*body)(void*, int), void* context) {
     const IeeeMode mode;
     body(context, i);
   };
-  for (int i = 1; i < threads; ++i) pool.emplace_back(part, i);
+  pool.reserve(static_cast<size_t>(threads));
+  int started = 1;
+  try {
+    for (; started < threads; ++started) pool.emplace_back(part, started);
+  } catch (const std::system_error&) {  // no more threads: the parts that are left run here
+  }
   part(0);
+  for (int i = started; i < threads; ++i) part(i);
   for (std::thread& t : pool) t.join();
 #else
   // The runtime may give fewer threads than asked for: parts are dealt out to those that came.

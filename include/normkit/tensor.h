@@ -92,7 +92,8 @@ inline constexpr DType dtype_of = std::same_as<T, float>    ? DType::f32
 inline constexpr int kMaxRank = 8;
 
 // A strided tensor in the caller's memory. Strides count elements and may be zero or negative for inputs. A default
-// made view is "absent": dtype none, data null. `ConstView` is for inputs, `View` for outputs; View converts to it.
+// made view is "absent": dtype none, data null. `ConstView` is for inputs (from const data, too), `View` for outputs; View
+// converts to ConstView.
 //
 //   ConstView(ptr, {rows, cols})                 contiguous
 //   ConstView(ptr, {rows, cols}, {stride, 1})    strided
@@ -185,6 +186,7 @@ using View = BasicView<void>;
 using ConstView = BasicView<const void>;
 
 // How a call may run. C++ callers own parallelism: one thread unless they ask for more. The result never depends on it.
+// At most so many are used, and no more than the processors or 64; fewer where the call is too small for them.
 struct Exec {
   int threads = 1;
 };

@@ -58,8 +58,9 @@ out, residual_out : writable arrays for y and h, of x's shape, x's type or float
     other overlap. JAX arrays cannot be outputs. PyTorch's version counters do not see the write.
 return_stats : also return )" +
          words.stats + R"( per row, float64 arrays of the batch shape: what the backward takes.
-threads : at most so many. None: torch.get_num_threads() for tensors, otherwise the processors of this process. Calls
-    with less than 32 KB of x always use one, and keep Python's lock. The result never depends on it.
+threads : at most so many, and no more than the processors or 64. None: torch.get_num_threads() for tensors, otherwise
+    the processors of this process. Calls with less than 32 KB of x always use one, and keep Python's lock. The result
+    never depends on it.
 
 Returns
 -------

@@ -3,8 +3,11 @@
 
 #include <nanobind/nanobind.h>
 
+#include <algorithm>
 #include <concepts>
 #include <string>
+#include <string_view>
+#include <utility>
 
 namespace normkit::python {
 
@@ -32,6 +35,23 @@ template <class... Parts>
 template <class... Parts>
 [[noreturn]] void fail_value(const char* op, const Parts&... parts) {
   throw nb::value_error(text(op, ": ", parts...).c_str());
+}
+
+// A message of the C++ engine in the terms of the Python signature.
+inline std::string in_python_words(const std::string& message) {
+  constexpr std::pair<std::string_view, std::string_view> kWords[] = {
+      {"y", "out"}, {"f32", "float32"}, {"f64", "float64"}, {"f16", "float16"}, {"bf16", "bfloat16"}};
+  std::string result;
+  for (size_t at = 0; at <= message.size();) {
+    const size_t end = std::min(message.find_first_of(" ,", at), message.size());
+    std::string_view word(message.data() + at, end - at);
+    for (const auto& [cpp, python] : kWords)
+      if (word == cpp) word = python;
+    result += word;
+    if (end < message.size()) result += message[end];
+    at = end + 1;
+  }
+  return result;
 }
 
 // str(value), or "" where that raises or cannot be encoded. Keeps a Python error that is set.

@@ -195,7 +195,9 @@ NB_MODULE(_core, m) {
     try {
       std::rethrow_exception(p);
     } catch (const dtype_error& e) {
-      PyErr_SetString(PyExc_TypeError, e.what());
+      PyErr_SetString(PyExc_TypeError, in_python_words(e.what()).c_str());
+    } catch (const std::invalid_argument& e) {
+      PyErr_SetString(PyExc_ValueError, in_python_words(e.what()).c_str());
     }
   });
   m.doc() = docs::kModule;

@@ -43,7 +43,7 @@ inline int available_cpus() {
   return std::max(1, static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)));  // more than 1024 processors
 }
 
-// threads=N: at most so many, and never more than 64 or the processors there are (the bits do not depend on it).
+// threads=N: at most so many.
 // threads=None: torch.get_num_threads() when x is a torch tensor, otherwise the processors this process may use.
 inline int threads_of(const char* op, nb::handle threads, const Operand& x) {
   if (threads.is_none()) {
@@ -52,7 +52,7 @@ inline int threads_of(const char* op, nb::handle threads, const Operand& x) {
   }
   const int count = integer(op, "threads", threads);
   if (count < 1) fail_value(op, "threads is ", count, ", expected 1 or more");
-  return count <= 64 ? count : std::min(count, std::max(64, available_cpus()));
+  return count;
 }
 
 template <class Args>

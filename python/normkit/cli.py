@@ -63,6 +63,7 @@ def info() -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="normkit", description="Normalization layers for the CPU.")
+    parser.add_argument("--version", action="version", version=f"normkit {normkit.__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
     commands.add_parser("info", help="version, instruction set, threads, cache and measured copy bandwidth")
     parser.parse_args(arguments)

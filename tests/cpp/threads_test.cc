@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <limits>
 #include <thread>
 
 #include "run.h"
@@ -48,7 +49,8 @@ TEST(Threads, SeveralCallersAtOnce) {
 }
 
 TEST(Threads, MoreThanTheMachineHas) {
-  for (const Prepared& p : prepare()) EXPECT_EQ(difference(run(p.c, p.in, {64}), p.expected), "") << p.c;
+  for (int threads : {64, std::numeric_limits<int>::max()})
+    for (const Prepared& p : prepare()) EXPECT_EQ(difference(run(p.c, p.in, {threads}), p.expected), "") << p.c;
 }
 
 // A child computes the same bits, although the threads of its parent's pool are not there.

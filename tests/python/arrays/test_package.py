@@ -13,6 +13,7 @@ import normkit._core
 import pytest
 from arrays.kinds import OPS
 from nanobind.stubgen import StubGen
+from normkit import cli
 
 FUNCTIONS = [*OPS, *(op + "_backward" for op in OPS)]
 
@@ -75,6 +76,12 @@ def test_targets():
     assert normkit.target() in normkit.targets()
     assert normkit.cache_bytes() > 0
     assert normkit.available_cpus() >= 1
+
+
+def test_version_of_the_command(capsys):
+    with pytest.raises(SystemExit) as end:
+        cli.main(["--version"])
+    assert (end.value.code, capsys.readouterr().out) == (0, f"normkit {normkit.__version__}\n")
 
 
 @pytest.mark.parametrize("command", [[sys.executable, "-m", "normkit", "info"], ["normkit", "info"]])
