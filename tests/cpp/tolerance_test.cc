@@ -125,8 +125,10 @@ TEST(Tolerance, PublishedErrorTable) {
         std::string("| ") + function_name(key.first, false) + " | " + dtype_name(key.second) + " |";
     const std::vector<double> expected = numbers_in(row), got = published[start];
     ASSERT_EQ(got.size(), expected.size()) << "docs/numerics.md lacks the row\n" << row;
+    // The reference of f64 is a long double, whose width differs between machines.
+    const double share = key.second == DType::f64 ? 0.05 : 0;
     for (size_t i = 0; i < got.size(); ++i)
-      EXPECT_NEAR(got[i], expected[i], 0.0101) << "docs/numerics.md is out of date; the measured row is\n" << row;
+      EXPECT_NEAR(got[i], expected[i], 0.0101 + share * expected[i]) << "docs/numerics.md is out of date; the measured row is\n" << row;
   }
 }
 
