@@ -80,14 +80,24 @@ def compose(
 
 
 def compose_forward(
-    o: Options, x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None
+    o: Options,
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    y_dtype: torch.dtype | None = None,
+    h_dtype: torch.dtype | None = None,
 ) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
-    """(y, h, mean, rstd) of the public functions, for tensors of any device that torch can compute with."""
-    h_dtype = x.dtype if residual is None else wider(x.dtype, residual.dtype)
+    """(y, h, mean, rstd) of the public functions, for tensors of any device that torch can compute with.
+
+    y_dtype and h_dtype: the types that y and h are rounded to, where they are not those of the inputs.
+    """
+    h_dtype = h_dtype or (x.dtype if residual is None else wider(x.dtype, residual.dtype))
     wide = x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
     y, h, mean, rstd = compose(o, wide, weight, bias, residual, x.dtype, h_dtype)
     batch = x.shape[: x.dim() - o.dims]
-    return y.to(x.dtype), h.to(h_dtype), None if mean is None else mean.reshape(batch), rstd.reshape(batch)
+    y, h = y.to(y_dtype or x.dtype), h.to(h_dtype)
+    return y, h, None if mean is None else mean.reshape(batch), rstd.reshape(batch)
 
 
 def compose_backward(

@@ -4,7 +4,9 @@ A definition counts as proven for a pair of types, of x and of the weight, when 
 
 - in f32 and f64: on rows of ordinary size and on rows so small that eps decides, to a few units in the last place;
 - in f16 and bf16: bit for bit, but for the rare element that two good computations round differently. That also
-  tells where the weight is applied, before or after the rounding to x's type.
+  tells where the weight is applied, before or after the rounding to x's type;
+- in all: on single rows, tiny and huge ones, rows beside NaN, and with negative, zero and huge weights; and the
+  gradients, by the module's own backward.
 
 eps is measured from the response to rows that are nothing beside it, then matched with the module's own attributes.
 """
@@ -21,14 +23,20 @@ from torch import Tensor
 
 from . import _engine
 from ._options import ROUNDINGS, Options
-from ._probe import NotProven, Parts, Probe, short
+from ._probe import Case, NotProven, Parts, Probe, short
+from ._watch import Watch
 
 _TINY = 1e-30  # its square is nothing beside any eps in use
+_SMALL = (1e-20, 1e-12)  # where eps decides as a rule, and one by which f32 has begun to lose the squares
 _HALVES = (torch.bfloat16, torch.float16)
 _KNOWN_EPS = (torch.finfo(torch.float32).eps, torch.finfo(torch.float64).eps)
 # Share of 16-bit elements that may differ. Another order of the f32 sum moves less than one element in a hundred over
 # a rounding boundary; applying the weight at another place moves one in five, another eps in the tests below more.
 _MAX_DIFFERENT = 0.02
+# Units of its type by which a good computation may be off, against the largest value of a row; a gradient against the
+# largest of all. In 16 bits a module rounds its intermediate gradients, here about 5 percent.
+_RESULT_UNITS, _HALF_RESULT_UNITS = 64, 8
+_GRADIENT_UNITS, _HALF_GRADIENT_UNITS = 512, 32
 
 Pair = tuple[torch.dtype, "torch.dtype | None"]  # the types of x and of the weight
 
@@ -36,8 +44,12 @@ Pair = tuple[torch.dtype, "torch.dtype | None"]  # the types of x and of the wei
 class Definition(NamedTuple):
     """What is known of a module: how to compute it, for each pair of types that was proven."""
 
-    parts: Parts
-    watched: tuple[tuple[str, float | None], ...]  # the attributes that hold eps: proven for these values only
+    weight: str | None  # the names of its parameters
+    bias: str | None
+    weight_shape: torch.Size | None
+    shape: tuple[int, ...] | None  # of the dims that it normalizes; None: any last dim
+    takes_rows: bool  # a row without batch dims
+    watch: Watch
     options: dict[Pair, Options]
 
     def __str__(self) -> str:
@@ -69,6 +81,7 @@ def define(module: torch.nn.Module) -> Definition:
     own: Pair = (parts.dtype or torch.float32, parts.dtype)
     attributes = {k: float(v) for k, v in vars(module).items() if type(v) in (int, float) and 0 <= v <= 1}
     options: dict[Pair, Options] = {}
+    takes_rows = True
     unaffected = torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.device("cpu"), torch.no_grad()
     with contextlib.ExitStack() as stack:
         for context in unaffected:  # by what the caller has switched on, and the caller's random numbers by this
@@ -76,22 +89,24 @@ def define(module: torch.nn.Module) -> Definition:
         for pair in (*wide, *half, *mixed):
             try:
                 probe = Probe(module, parts, *pair)
-                _same_in_training(probe)
-                if pair in wide:
-                    options[pair] = _prove_wide(probe, attributes)
-                else:
-                    options[pair] = _prove_half(probe, options[wide[0]])
+                _has_no_state(probe)
+                proven = _prove_wide(probe, attributes) if pair in wide else _prove_half(probe, options[wide[0]])
+                takes_rows &= _check_special_cases(probe, proven)
+                _check_gradients(probe, proven)
+                options[pair] = proven
             except NotProven:
                 if pair in (own, wide[0]):
                     raise
-    watched = {k: v for k, v in attributes.items() if v == options[own].eps}
-    watched |= {k: v for k, v in vars(module).items() if "eps" in k.lower() and type(v) in (int, float, type(None))}
-    return Definition(parts, tuple(watched.items()), options)
+    return Definition(parts.weight, parts.bias, parts.weight_shape, parts.shape, takes_rows, Watch(module), options)
 
 
-def _same_in_training(probe: Probe) -> None:
-    x = probe.rows(probe.shapes[0], probe.batches(probe.shapes[0])[0])
-    if not torch.equal(probe.ask(x, training=True), probe.ask(x, training=False)):
+def _has_no_state(probe: Probe) -> None:
+    case = probe.case(probe.shapes[0], probe.batches(probe.shapes[0])[0])
+    for training in (True, False):
+        effect = probe.side_effect(case, training)
+        if effect is not None:
+            raise NotProven(f"its forward has a side effect: {effect}")
+    if not torch.equal(probe.ask(case, training=True), probe.ask(case, training=False)):
         raise NotProven("it differs between training and evaluation")
 
 
@@ -108,15 +123,15 @@ def _prove_wide(probe: Probe, attributes: dict[str, float]) -> Options:
 def _hypotheses(probe: Probe, attributes: dict[str, float]) -> Iterator[Options]:
     """Every definition, each with the eps that the response to tiny rows means under it."""
     shape = probe.shapes[0]
-    x = probe.rows(shape, probe.batches(shape)[0], _TINY)
-    y = probe.ask(x, with_bias=False).double()
+    case = probe.case(shape, probe.batches(shape)[0], _TINY)
+    x, y = case.x.double(), probe.ask(case).double()
     for kind, modes in (
         ("rms_norm", ("inside", "outside", "clamp")),
         ("layer_norm", ("inside", "outside", "clamp")),
         ("l2_norm", ("inside",) if math.prod(shape) > 1 else ()),  # its clamp is implied; on one element it is rms_norm
     ):
         for offset in (0.0,) if probe.weight is None else (0.0, 1.0):
-            slope = _slope(kind, offset, probe, x.double(), y)
+            slope = _slope(kind, offset, probe, x, y)
             for mode in modes:
                 eps = 0.0
                 if 1e-30 < slope < 1e30:
@@ -152,17 +167,83 @@ def _deciding_scale(o: Options, shape: tuple[int, ...]) -> float:
 
 
 def _agrees(probe: Probe, o: Options) -> bool:
-    unit = torch.finfo(probe.x_dtype).eps / 2
     for shape in probe.shapes:
         scales = [1.0, *((_deciding_scale(o, shape), _TINY) if o.eps > 0 else ())]
-        for batch in probe.batches(shape):
-            for scale in scales:
-                x = probe.rows(shape, batch, scale)
-                expected = probe.expect(o, x, with_bias=scale == 1.0)
-                error = (probe.ask(x, with_bias=scale == 1.0).double() - expected).abs()
-                if not bool((error <= 64 * unit * expected.abs().max()).all()):
-                    return False
+        cases = (probe.case(shape, batch, scale) for batch in probe.batches(shape) for scale in scales)
+        if not all(_near(probe, o, case) for case in cases):
+            return False
     return True
+
+
+def _near(probe: Probe, o: Options, case: Case) -> bool:
+    """True if the module's answer is o's, but for the rounding of a good computation."""
+    expected, got = probe.expect(o, case), probe.ask(case).double()
+    units = _HALF_RESULT_UNITS if probe.x_dtype in _HALVES else _RESULT_UNITS
+    size = expected.abs().nan_to_num().amax(dim=tuple(range(-o.dims, 0)), keepdim=True)
+    return _within(got, expected, units, size, probe.x_dtype)
+
+
+def _within(got: Tensor, expected: Tensor, units: int, size: Tensor, dtype: torch.dtype) -> bool:
+    info = torch.finfo(dtype)
+    bound = units * info.eps / 2 * size + info.smallest_normal * info.eps  # and the distance between subnormals
+    both_nan = got.isnan() & expected.isnan()
+    return bool((((got - expected).abs() <= bound) | both_nan).all())
+
+
+def _check_special_cases(probe: Probe, o: Options) -> bool:
+    """Raise NotProven if the module is not o everywhere. Return whether it takes a row without batch dims."""
+    for shape in probe.shapes:
+        for case in _special_cases(probe, o, shape):
+            if not _near(probe, o, case):
+                raise NotProven(f"it is {describe(o)}, but not for {case.what}")
+    return all(_takes_row(probe, o, shape) for shape in probe.shapes)
+
+
+def _takes_row(probe: Probe, o: Options, shape: tuple[int, ...]) -> bool:
+    try:
+        near = _near(probe, o, probe.case(shape, ()))
+    except NotProven:
+        return False
+    if not near:
+        raise NotProven(f"it is {describe(o)}, but not for a row without batch dims")
+    return True
+
+
+def _special_cases(probe: Probe, o: Options, shape: tuple[int, ...]) -> Iterator[Case]:
+    batch = probe.batches(shape)[0]
+    for single in ((1,), (1, 1)):
+        yield probe.case(shape, single)
+    for scale in _scales(probe, o, shape):
+        yield probe.case(shape, batch, scale)
+        yield probe.case(shape, (1,), scale)
+    yield from probe.special_weights(shape)
+    for case in probe.special_rows(shape):
+        # Without eps a row of zeros is 0 / 0: NaN by most formulas, 0 by normkit's.
+        yield case if o.eps > 0 else case._replace(x=case.x[:-1])
+
+
+def _scales(probe: Probe, o: Options, shape: tuple[int, ...]) -> list[float]:
+    """Sizes of rows from nothing to huge. Without eps only those whose squares f32 holds, and that x_dtype holds."""
+    if o.eps > 0:
+        return [_TINY, *_SMALL, _deciding_scale(o, shape), probe.huge]
+    return [s for s in (*_SMALL, probe.huge) if s * s > 1e-30 and s > torch.finfo(probe.x_dtype).smallest_normal]
+
+
+def _check_gradients(probe: Probe, o: Options) -> None:
+    """Raise NotProven unless the module's own backward gives the gradients of o."""
+    half = probe.x_dtype in _HALVES
+    for shape in probe.shapes:
+        scales = [1.0, *((_deciding_scale(o, shape), _TINY) if o.eps > 0 and not half else ())]
+        for batch in (probe.batches(shape)[0], (1,)):
+            for scale in scales:
+                case = probe.case(shape, batch, scale)
+                # Along the rows too, so that every term of dx is as large as the others.
+                dy = (case.x.double() / scale + probe.rows(shape, batch).double()).to(probe.x_dtype)
+                got, expected = probe.ask_gradients(case, dy), probe.expect_gradients(o, case, dy)
+                units = _HALF_GRADIENT_UNITS if half else _GRADIENT_UNITS
+                for g, e in zip(got, expected, strict=True):
+                    if not _within(g.double(), e, units, e.abs().max(), probe.x_dtype):
+                        raise NotProven(f"it is {describe(o)}, but its gradients are others")
 
 
 def _prove_half(probe: Probe, wide: Options) -> Options:
@@ -181,9 +262,8 @@ def _different(probe: Probe, o: Options, shape: tuple[int, ...]) -> float:
     for batch in probe.batches(shape, elements=8192):
         small = max(_deciding_scale(o, shape), torch.finfo(probe.x_dtype).tiny)
         for scale in (1.0, small) if o.eps > 0 else (1.0,):
-            x = probe.rows(shape, batch, scale)
-            bias = probe.bias if scale == 1.0 else None
-            ours, *_ = _engine.forward(o, x, probe.weight, bias)
-            differ = int((ours != probe.ask(x, with_bias=scale == 1.0)).sum())
-            worst = max(worst, max(0, differ - 1) / x.numel())
+            case = probe.case(shape, batch, scale)
+            ours, *_ = _engine.forward(o, case.x, case.weight, case.bias if scale == 1.0 else None)
+            differ = int((ours != probe.ask(case)).sum())
+            worst = max(worst, max(0, differ - 1) / case.x.numel())
     return worst

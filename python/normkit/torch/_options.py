@@ -12,6 +12,8 @@ ROUNDINGS = ("once", "before_weight")
 EPS_MODES = ("inside", "outside", "clamp")
 RESIDUAL_STATS = ("rounded", "unrounded")
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+_WIDE = (torch.float64, torch.complex128)
+_WIDE_EPS, _EPS = torch.finfo(torch.float64).eps, torch.finfo(torch.float32).eps
 
 
 class Options(NamedTuple):
@@ -61,7 +63,7 @@ def bias_info(bias: Tensor | None) -> BiasInfo | None:
 
 def default_rms_eps(dtype: torch.dtype) -> float:
     """torch's rule for `eps=None` in RMSNorm: the machine epsilon of the type that the sum is formed in."""
-    return torch.finfo(torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32).eps
+    return _WIDE_EPS if dtype in _WIDE else _EPS
 
 
 def wider(a: torch.dtype, b: torch.dtype) -> torch.dtype:

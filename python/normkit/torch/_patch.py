@@ -13,16 +13,19 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from ._define import Definition, define
 from ._probe import NotProven
 from ._route import route
+from ._watch import DEFINITION, changeable, own_attributes
 from .functional import fast, norm
-from .modules import LayerNorm, RMSNorm, parameter
+from .modules import LayerNorm, RMSNorm
 
 __all__ = ["PatchReport", "patch", "unpatch"]
 
-_ATTRIBUTE = "_normkit_definition"
+# By these a class says how it is copied and pickled, in a way that names the class that it believes to be.
+_COPYING = ("__reduce__", "__reduce_ex__", "__getnewargs__", "__getnewargs_ex__")
 
 
 @dataclass
@@ -31,9 +34,12 @@ class PatchReport:
 
     replaced: dict[str, str] = field(default_factory=dict)  # name -> definition
     left: dict[str, str] = field(default_factory=dict)  # name -> why
+    unexamined: dict[str, int] = field(default_factory=dict)  # small module without "norm" in its name: class -> count
 
     def __str__(self) -> str:
         lines = [f"{len(self.replaced)} norms replaced, {len(self.left)} left"]
+        if not self.replaced:
+            lines.append("  nothing was replaced: " + self._hint())
         for title, entries in (("replaced", self.replaced), ("left", self.left)):
             groups: dict[str, list[str]] = {}
             for name, text in entries.items():
@@ -43,68 +49,101 @@ class PatchReport:
                 lines.append(f"  {title}: {text}\n    {shown}")
         return "\n".join(lines)
 
+    def _hint(self) -> str:
+        if self.left:
+            return "no norm that was found has a definition that normkit can prove, for the reasons below"
+        hint = 'no module has "norm" in its class name, or it is normkit\'s already'
+        if self.unexamined:
+            hint += f"; small modules by other names: {', '.join(f'{k} ({n})' for k, n in self.unexamined.items())}"
+        return hint
+
 
 def patch(model: torch.nn.Module) -> PatchReport:
     """Replace the forward of every norm in model whose definition can be proven; return what was done and why not.
 
     Looked at are the modules whose class name contains "norm". Names prove nothing: each module is run on crafted rows
     to find out what it computes (layer_norm, rms_norm or l2_norm; eps and its place; 1 + weight; where 16-bit results
-    are rounded). Modules on other devices than the CPU, with a replaced forward, and those that compute something else
-    are left. Patching twice is harmless.
+    are rounded), with its gradients and what it leaves behind. Modules on other devices than the CPU, with a replaced
+    forward, and those that compute or do something else are left. Patching twice is harmless.
+
+    A module whose attributes change later runs its original forward again. Where eps is 0, a row of zeros gives 0, not
+    the NaN of most formulas.
     """
     report = PatchReport()
     verdicts: dict[int, Definition | str] = {}
     known: dict[Any, Definition | str] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
-        if "norm" not in type(module).__name__.lower() or isinstance(module, (LayerNorm, RMSNorm)):
+    for name, module in list(model.named_modules(remove_duplicate=False)):  # listed before anything is replaced
+        if "norm" not in type(module).__name__.lower():
+            _note_unexamined(report, module)
             continue
-        if _ATTRIBUTE in vars(module):
-            report.replaced[name] = str(vars(module)[_ATTRIBUTE])
+        if isinstance(module, (LayerNorm, RMSNorm)):
+            continue
+        if DEFINITION in vars(module):
+            report.replaced[name] = str(vars(module)[DEFINITION])
             continue
         if id(module) not in verdicts:
             key = _key(module)
             if key not in known:
                 known[key] = _verdict(module)
-            verdicts[id(module)] = known[key]
+            verdicts[id(module)] = _replace(module, known[key])
         verdict = verdicts[id(module)]
         (report.left if isinstance(verdict, str) else report.replaced)[name] = str(verdict)
-    for module in list(model.modules()):
-        definition = verdicts.get(id(module))
-        if isinstance(definition, Definition):
-            module.__dict__[_ATTRIBUTE] = definition
-            module.__class__ = _patched_class(type(module))
     return report
+
+
+def _replace(module: torch.nn.Module, verdict: Definition | str) -> Definition | str:
+    """Patch module by its definition. Returns the definition, or why there is none or its class does not allow it."""
+    if isinstance(verdict, str):
+        return verdict
+    try:
+        patched = _patched_class(type(module))
+        object.__setattr__(module, "__class__", patched)  # the class's own __setattr__ may know no such attribute
+    except Exception as error:  # of the user's: __init_subclass__ or a metaclass may raise anything
+        return f"its class does not allow a subclass: {type(error).__name__}: {error}"
+    vars(module)[DEFINITION] = verdict
+    return verdict
+
+
+def _note_unexamined(report: PatchReport, module: torch.nn.Module) -> None:
+    """Remember what might be a norm by another name: no submodules, one row of weights and perhaps of biases."""
+    parameters = [p for p in module._parameters.values() if p is not None and not is_lazy(p)]
+    if not module._modules and parameters and all(p.dim() == 1 for p in parameters):
+        name = type(module).__name__
+        report.unexamined[name] = report.unexamined.get(name, 0) + 1
 
 
 def unpatch(model: torch.nn.Module) -> int:
     """Give every patched module in model its own class back; return how many there were."""
     count = 0
     for module in model.modules():
-        if vars(module).pop(_ATTRIBUTE, None) is not None:
+        if vars(module).pop(DEFINITION, None) is not None:
             count += 1
             original = _original(type(module))
             if type(module) is _patched_class(original):  # else a class made from it since, whose forward falls back
-                module.__class__ = original
+                object.__setattr__(module, "__class__", original)
     return count
 
 
 def _verdict(module: torch.nn.Module) -> Definition | str:
     try:
-        return define(module)
+        definition = define(module)
     except NotProven as reason:
         return str(reason)
-
-
-_MODULE_STATE = frozenset(vars(torch.nn.Module())) | {"weight", "bias"}
+    except Exception as error:  # of the user's: attributes and classes may do anything when looked at
+        return f"it cannot be examined: {type(error).__name__}: {error}"
+    for method in _COPYING:
+        if getattr(type(module), method, None) is not getattr(torch.nn.Module, method, None):
+            return f"its class has a {method} of its own, which copies of a patched module could not follow"
+    return definition
 
 
 def _key(module: torch.nn.Module) -> Any:
     """Equal for two modules only if they are of one class with the same attributes: then they compute the same."""
-    own = {k: v for k, v in vars(module).items() if k not in _MODULE_STATE}
-    if not all(isinstance(v, (int, float, str, bool, type(None), torch.Size, tuple)) for v in own.values()):
+    if changeable(module) is not None:
         return id(module)
     parameters = [(k, p if p is None else (p.shape, p.dtype, p.device)) for k, p in module._parameters.items()]
-    return type(module), repr(sorted(own.items())), repr(parameters), len(module._buffers), len(module._modules)
+    own = sorted(own_attributes(module).items())
+    return type(module), repr(own), repr(parameters), len(module._buffers), len(module._modules)
 
 
 class _Patched(torch.nn.Module):
@@ -126,25 +165,34 @@ class _Patched(torch.nn.Module):
 def _by_normkit(module: torch.nn.Module, x: Any) -> Tensor | None:
     """y, or None where the original forward must answer."""
     attributes = module.__dict__
-    definition = attributes.get(_ATTRIBUTE)
-    if definition is None or not isinstance(x, Tensor):
+    definition = attributes.get(DEFINITION)
+    parameters = attributes["_parameters"]
+    if definition is None or not (type(x) is Tensor or isinstance(x, Tensor)):  # the former is several times as fast
         return None
-    parts = definition.parts
-    weight = None if parts.weight is None else parameter(module, parts.weight)
-    bias = None if parts.bias is None else parameter(module, parts.bias)
-    o = definition.options.get((x.dtype, None if weight is None else weight.dtype))
-    if o is None:
+    if not definition.watch.holds(attributes, parameters):
         return None
-    for name, value in definition.watched:
-        if attributes.get(name) != value:
+    weight = bias = dtype = None
+    if definition.weight is not None:
+        weight = parameters.get(definition.weight)
+        if weight is None or weight.shape != definition.weight_shape:
             return None
-    if parts.shape_matters and tuple(x.shape[-o.dims :]) != parts.shape:
+        dtype = weight.dtype
+    if definition.bias is not None:
+        bias = parameters.get(definition.bias)
+        if bias is None or bias.dtype != dtype or bias.shape != definition.weight_shape:
+            return None
+    o = definition.options.get((x.dtype, dtype))
+    if o is None or not (definition.takes_rows or x.dim() > o.dims):
+        return None
+    shape = definition.shape
+    # Where the engine cannot see from the weight that x has other last dims than the module was made for.
+    if shape is not None and (weight is None or weight.numel() == 1) and x.shape[-o.dims :] != shape:
         return None
     y = fast(o, x, weight, bias)
     if y is None and route(x, weight, bias) != "torch":
-        shape = tuple(x.shape[-o.dims :])
-        if parts.shape in (None, shape):
-            y = norm(o, x, shape, weight, bias)
+        last = tuple(x.shape[-o.dims :])
+        if shape in (None, last):
+            y = norm(o, x, last, weight, bias)
     return y
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-import copy
+import contextlib
+import io
 import math
 import warnings
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ._compose import compose
 from ._options import Options
+from ._watch import changeable, same, surroundings
 
 _UNKNOWN_WIDTHS = (24, 40)  # tried where the module does not tell the width of its rows
 _BIAS_NAMES = ("bias", "beta", "shift")
@@ -35,6 +39,10 @@ class Parts:
             raise NotProven("it has buffers")
         if any(isinstance(v, Tensor) for v in vars(module).values()):
             raise NotProven("it holds tensors that are not parameters")
+        name = changeable(module)
+        if name is not None:
+            held = type(vars(module)[name]).__name__
+            raise NotProven(f"its attribute {name} is a {held}, in which changes would go unnoticed")
         self.parameters = {k: p for k, p in module._parameters.items() if p is not None}
         self.bias = next((k for k in self.parameters if k in _BIAS_NAMES), None)
         weights = [k for k in self.parameters if k != self.bias]
@@ -46,11 +54,9 @@ class Parts:
                 raise NotProven(f"its {name} is not initialized")
             if p.device.type not in ("cpu", "meta"):
                 raise NotProven(f"its {name} is on {p.device}")
-            if p.shape != self.parameters[weights[0]].shape:
-                raise NotProven("its weight and bias differ in shape")
+            if (p.shape, p.dtype) != (self.parameters[weights[0]].shape, self.dtype):
+                raise NotProven("its weight and bias differ in shape or type")
         self.shape = self._shape(module)
-        # Where the engine cannot see from the weight that x has other last dims than the module was made for.
-        self.shape_matters = self.shape is not None and (not weights or self.parameters[weights[0]].numel() == 1)
 
     def _shape(self, module: torch.nn.Module) -> tuple[int, ...] | None:
         told = getattr(module, "normalized_shape", None)
@@ -61,8 +67,21 @@ class Parts:
         return tuple(self.parameters[self.weight].shape)
 
     @property
+    def weight_shape(self) -> torch.Size | None:
+        return None if self.weight is None else self.parameters[self.weight].shape
+
+    @property
     def dtype(self) -> torch.dtype | None:
         return None if self.weight is None else self.parameters[self.weight].dtype
+
+
+class Case(NamedTuple):
+    """One question to a module: rows and parameters. what: why they are special, for the report."""
+
+    what: str
+    x: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
 
 
 class Probe:
@@ -75,8 +94,7 @@ class Probe:
         self.shapes = [(n,) for n in _UNKNOWN_WIDTHS] if parts.shape is None else [parts.shape]
         self._parts = parts
         self._generator = torch.Generator().manual_seed(20240229)
-        self._module = copy.copy(module)
-        self._module._parameters = dict(module._parameters)
+        self._module = _empty_copy(module)
         self.weight = self._random(parts.weight, w_dtype, 0.3, 1.7)
         self.bias = self._random(parts.bias, w_dtype, -1.0, 1.0)
 
@@ -85,6 +103,11 @@ class Probe:
             return None
         values = torch.rand(self._parts.parameters[name].shape, generator=self._generator, dtype=torch.float64)
         return (values * (high - low) + low).to(dtype)
+
+    @property
+    def huge(self) -> float:
+        """A size whose square f32 can hold and sum; in f16 one that leaves room for the spread of the rows."""
+        return 1e3 if self.x_dtype == torch.float16 else 1e15
 
     def rows(self, shape: tuple[int, ...], batch: tuple[int, ...], scale: float = 1.0) -> Tensor:
         """Rows with a mean and a size of their own, so that no row can stand for another."""
@@ -98,31 +121,121 @@ class Probe:
         a, b, c = [n for n in (2, 3, 4, 5, 6, 7) if n not in shape][:3]
         return [(many + (many in shape),), (a, b), (b, 1, c)]
 
-    def ask(self, x: Tensor, with_bias: bool = True, training: bool = False) -> Tensor:
+    def case(self, shape: tuple[int, ...], batch: tuple[int, ...], scale: float = 1.0) -> Case:
+        """Rows of one size; without a bias where it would drown them."""
+        bias = self.bias if scale == 1.0 or self.bias is None else torch.zeros_like(self.bias)
+        what = f"a batch {list(batch)} of rows of size {scale:g}"
+        return Case(what, self.rows(shape, batch, scale), self.weight, bias)
+
+    def special_weights(self, shape: tuple[int, ...]) -> Iterator[Case]:
+        """Negative, zero and huge weights: what tells abs(weight), a clamp of the result and the like."""
+        usual = self.case(shape, self.batches(shape)[0])
+        if usual.weight is None:
+            return
+        signed = usual.weight.clone()
+        signed.view(-1)[::2] *= -1
+        for what, weight in (
+            ("weights of both signs", signed),
+            ("weights of zero", torch.zeros_like(signed)),
+            ("huge weights", signed * self.huge),
+        ):
+            yield usual._replace(what=what, weight=weight)
+
+    def special_rows(self, shape: tuple[int, ...]) -> Iterator[Case]:
+        """Rows beside others that must not touch them: of one large element, of NaN, of zeros (the last one)."""
+        usual = self.case(shape, (4,))
+        x = usual.x.clone().view(4, -1)
+        x[1] *= 0.01
+        x[1, 0] = 10.0
+        x[2] = math.nan
+        x[3] = 0.0
+        yield usual._replace(what="rows with one large element, NaN or only zeros", x=x.view(usual.x.shape))
+
+    def ask(self, case: Case, training: bool = False) -> Tensor:
         """The module's answer: a tensor of x's shape and type. Raises NotProven for anything else."""
-        module, given = self._module, x.clone()
-        module.training = training
-        for name, value in ((self._parts.weight, self.weight), (self._parts.bias, self.bias)):
-            if name is not None and value is not None:
-                value = value if with_bias or name == self._parts.weight else torch.zeros_like(value)
-                module._parameters[name] = torch.nn.Parameter(value.clone(), requires_grad=False)
-        try:
-            with warnings.catch_warnings():  # torch's remarks on our crafted mixes of types are not for the user
-                warnings.simplefilter("ignore")
-                y = type(module).forward(module, given)
-        except Exception as error:  # the module is the user's: it may raise anything
-            raise NotProven(f"it does not take {short(x.dtype)} rows of shape {list(x.shape)}: {error}") from error
-        if not isinstance(y, Tensor) or y.shape != x.shape:
+        given = case.x.clone()
+        y = self._call(given, self._parameters(case, False), training)
+        if not isinstance(y, Tensor) or y.shape != given.shape:
             raise NotProven("its result is not a tensor of the input's shape")
-        if y.dtype != x.dtype:
-            raise NotProven(f"for {short(x.dtype)} input it returns {short(y.dtype)}")
-        if not torch.equal(given, x):
+        if y.dtype != given.dtype:
+            raise NotProven(f"for {short(given.dtype)} input it returns {short(y.dtype)}")
+        if not torch.equal(given.nan_to_num(), case.x.nan_to_num()):
             raise NotProven("it writes to its input")
         return y
 
-    def expect(self, o: Options, x: Tensor, with_bias: bool = True) -> Tensor:
+    def ask_gradients(self, case: Case, dy: Tensor) -> list[Tensor]:
+        """[y, dx, dweight, dbias] by the module's own forward and backward, without those it has no parameter for."""
+        with torch.enable_grad():
+            x, parameters = case.x.clone().requires_grad_(), self._parameters(case, True)
+            y = self._call(x, parameters, training=True)
+            if not y.requires_grad:
+                raise NotProven("its result has no gradient")
+            try:
+                grads = torch.autograd.grad(y, (x, *parameters.values()), dy, allow_unused=True)
+            except Exception as error:  # of a backward of the user's
+                raise NotProven(f"its backward fails: {error}") from error
+        if any(g is None for g in grads):
+            raise NotProven("its result has no gradient by its input or a parameter")
+        return [y.detach(), *grads]
+
+    def _parameters(self, case: Case, requires_grad: bool) -> dict[str, torch.nn.Parameter]:
+        pairs = ((self._parts.weight, case.weight), (self._parts.bias, case.bias))
+        return {
+            name: torch.nn.Parameter(value.clone(), requires_grad=requires_grad)
+            for name, value in pairs
+            if name is not None and value is not None
+        }
+
+    def _call(self, x: Tensor, parameters: dict[str, torch.nn.Parameter], training: bool) -> Any:
+        self._module.training = training
+        self._module._parameters.update(parameters)
+        try:
+            with warnings.catch_warnings():  # torch's remarks on our crafted mixes of types are not for the user
+                warnings.simplefilter("ignore")
+                return type(self._module).forward(self._module, x)
+        except Exception as error:  # the module is the user's: it may raise anything
+            raise NotProven(f"it does not take {short(x.dtype)} rows of shape {list(x.shape)}: {error}") from error
+
+    def side_effect(self, case: Case, training: bool) -> str | None:
+        """What a forward leaves behind besides its result, in words; None if nothing. To be asked before all else."""
+        self._module.training = training
+        parameters = self._parameters(case, False)
+        self._module._parameters.update(parameters)
+        before, printed = surroundings(self._module), io.StringIO()
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+            self._call(case.x.clone(), {}, training)
+        if printed.getvalue():
+            return "it prints"
+        if any(p._version for p in parameters.values()):
+            return "it changes its parameters"
+        return None if same(before, surroundings(self._module)) else "it changes attributes or variables"
+
+    def expect(self, o: Options, case: Case) -> Tensor:
         """What o says, in f64."""
-        return compose(o, x.double(), self.weight, self.bias if with_bias else None, None, x.dtype, x.dtype)[0]
+        return compose(o, case.x.double(), case.weight, case.bias, None, case.x.dtype, case.x.dtype)[0]
+
+    def expect_gradients(self, o: Options, case: Case, dy: Tensor) -> list[Tensor]:
+        """What o says that `ask_gradients` gives, in f64."""
+        with torch.enable_grad():
+            given = (case.x, case.weight, case.bias)
+            leaves = [None if t is None else t.double().requires_grad_() for t in given]
+            x, weight, bias = leaves
+            assert x is not None
+            y = compose(o, x, weight, bias, None, case.x.dtype, case.x.dtype)[0]
+            grads = torch.autograd.grad(y, [t for t in leaves if t is not None], dy.double())
+        return [y.detach(), *grads]
+
+
+def _empty_copy(module: torch.nn.Module) -> torch.nn.Module:
+    """A module of the same class and attributes, whose parameters can be replaced without touching the real one's.
+
+    Not by copy.copy: classes may define what that does.
+    """
+    copied = object.__new__(type(module))
+    copied.__dict__.update(vars(module))
+    for name in ("_parameters", "_buffers", "_modules"):
+        copied.__dict__[name] = dict(vars(module)[name])
+    return copied
 
 
 def short(dtype: torch.dtype) -> str:

@@ -94,6 +94,11 @@ def gate(x: Tensor, weight: Tensor | None, bias: Tensor | None) -> int:
     return DIRECT
 
 
+def is_tracing() -> bool:
+    """True while torch records operators instead of running them, or hands them to a mode: tensors may be fake."""
+    return bool(_is_dynamo() or _is_compiling() or _transforms() or _dispatch_modes() or _tracing() is not None)
+
+
 def route(x: Tensor, *others: Tensor | None) -> str:
     """One of "direct", "op" or "torch" (see the module) for x and the other operands."""
     tensors = [x, *(t for t in others if t is not None)]

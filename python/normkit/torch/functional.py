@@ -7,7 +7,9 @@ weight_offset   added to the weight in f32: 1.0 for Gemma and zero-centred weigh
 rounding        "once", or "before_weight": xhat is rounded to input's type, then multiplied (Llama, Mistral, Qwen, T5).
 eps_mode        "inside" 1/sqrt(q + eps), "outside" 1/(sqrt(q) + eps), "clamp" 1/max(sqrt(q), eps).
 residual_stats  statistics from h "rounded" to the type it is stored in, or from the "unrounded" sum.
-out, residual_out   tensors that receive y and h; like torch's `out=` not differentiable.
+out, residual_out  tensors that receive y and h: of input's shape, of its type or f32, each with memory of its own (or
+                exactly that of input or residual). Like torch's `out=` not differentiable: while grad mode is on,
+                neither they nor an input may require grad. A backward that needs their old values raises.
 return_stats    also return mean (layer_norm only) and rstd: f64, of the batch dims' shape, not differentiable.
 
 input is f32, f64, bf16 or f16; weight, bias and residual have its type or f32; y has input's type, whatever the type of
@@ -15,6 +17,11 @@ the weight. Inputs that the engine does not take (other devices, layouts and typ
 transforms, forward-mode differentiation) go to torch's own operator, or with an option that torch does not know to the
 same formula in torch's operators. So does a negative eps, which torch allows. Mistakes raise ValueError (shapes,
 options) or TypeError.
+
+weight and bias have the shape normalized_shape. One element does not stand for all of a longer row: that is a
+ValueError, but for l2_norm, where it is ScaleNorm. Rows of one element (normalized_shape of one element) are a legal
+corner: layer_norm gives the bias (or 0) whatever the input, rms_norm x / sqrt(x^2 + eps) and l2_norm x / max(|x|, eps),
+hence about the sign of x, each times weight plus bias.
 
 Derivatives of any order exist: the first by the engine, higher ones by differentiating torch's operators.
 """
@@ -28,10 +35,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from . import _engine, _ops  # noqa: F401  (_ops registers the operators)
+from . import _engine, _ops, _outputs  # noqa: F401  (_ops registers the operators)
 from ._autograd import record
 from ._compose import compose_forward
-from ._options import Options, default_rms_eps
+from ._options import Options, default_rms_eps, wider
 from ._route import DIRECT, RECORD, REFUSALS, gate, route
 
 __all__ = ["l2_norm", "layer_norm", "normalize", "rms_norm"]
@@ -53,7 +60,10 @@ def layer_norm(
     residual_out: Tensor | None = None,
     return_stats: bool = False,
 ) -> Any:
-    """LayerNorm (torch.nn.functional.layer_norm): mean and biased variance over the last dims, `normalized_shape`."""
+    """LayerNorm (torch.nn.functional.layer_norm): mean and biased variance over the last dims, `normalized_shape`.
+
+    weight and bias have that shape: one element is refused unless rows have one element, and there y is the bias.
+    """
     shape = _shape(normalized_shape)
     o = Options("layer_norm", len(shape), eps, weight_offset, rounding, eps_mode, residual_stats)
     if residual is None and out is None and residual_out is None and not return_stats:
@@ -80,6 +90,7 @@ def rms_norm(
     """RMSNorm (torch.nn.functional.rms_norm) over the last dims, `normalized_shape`.
 
     eps=None is torch's rule: the machine epsilon of the type that sums are formed in (f64 for f64, else f32).
+    A weight of one element is refused unless rows have one element, and there y is x / sqrt(x^2 + eps) * weight.
     """
     shape = _shape(normalized_shape)
     if eps is None:
@@ -105,7 +116,10 @@ def l2_norm(
     residual_out: Tensor | None = None,
     return_stats: bool = False,
 ) -> Any:
-    """y = h / max(|h|_2, eps) * weight over the last dims. A weight of one element serves all (ScaleNorm)."""
+    """y = h / max(|h|_2, eps) * weight over the last dims, `normalized_shape`.
+
+    A weight (or bias) of one element serves all elements of a row: ScaleNorm. Rows of one element give their sign.
+    """
     shape = _shape(normalized_shape)
     o = Options("l2_norm", len(shape), eps, weight_offset, rounding, "inside", residual_stats)
     return norm(o, input, shape, weight, bias, residual, out, residual_out, return_stats)
@@ -156,23 +170,56 @@ def norm(
     stats: bool = False,
 ) -> Any:
     """What every function above does once its options are known: choose the path, call, pack the results."""
-    where = route(x, weight, bias, residual, out, residual_out)
-    if where == "torch" or o.eps < 0.0:  # torch gives a negative eps a meaning; its own operator may have it
-        return _by_torch(o, x, shape, weight, bias, residual, out, residual_out, stats)
-    _check_shapes(o, x, shape, weight, bias, residual)
-    grad = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias, residual))
     if out is not None or residual_out is not None:
-        if grad:
-            raise RuntimeError(f"{o.kind}: out and residual_out do not support autograd, but an input requires grad")
-        if where == "op":
-            return _into(o, norm(o, x, shape, weight, bias, residual, None, None, stats), residual, out, residual_out)
+        return _norm_into(o, x, shape, weight, bias, residual, out, residual_out, stats)
+    where = route(x, weight, bias, residual)
+    if where == "torch" or o.eps < 0.0:  # torch gives a negative eps a meaning; its own operator may have it
+        return _by_torch(o, x, shape, weight, bias, residual, stats)
+    _check_shapes(o, x, shape, weight, bias, residual)
     if where == "op":
         o.check()
         y, h, mean, rstd = getattr(torch.ops.normkit, o.kind)(x, weight, bias, residual, *o[1:])
         return _pack(y, None if residual is None else h, mean if o.kind == "layer_norm" else None, rstd, stats)
-    if grad:
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias, residual)):
         return record(x, weight, bias, residual, o, stats)
-    return _pack(*_engine.forward(o, x, weight, bias, residual, out, residual_out, stats), stats)
+    return _pack(*_engine.forward(o, x, weight, bias, residual, stats=stats), stats)
+
+
+def _norm_into(
+    o: Options,
+    x: Tensor,
+    shape: tuple[int, ...],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    out: Tensor | None,
+    residual_out: Tensor | None,
+    stats: bool,
+) -> Any:
+    """`norm` into the caller's tensors: the engine writes there; what another path computes is copied."""
+    if residual is None and residual_out is not None:
+        raise ValueError(f"{o.kind}: residual_out is given without residual")
+    outputs = {name: t for name, t in (("out", out), ("residual_out", residual_out)) if t is not None}
+    _outputs.check_writable(o.kind, outputs, (x, weight, bias, residual))
+    if route(x, weight, bias, residual, out, residual_out) == "direct" and o.eps >= 0.0:
+        _check_shapes(o, x, shape, weight, bias, residual)
+        result = _pack(*_engine.forward(o, x, weight, bias, residual, out, residual_out, stats), stats)
+        _outputs.written(outputs)
+        return result
+    if not isinstance(x, Tensor) or not isinstance(residual, (Tensor, type(None))):
+        return norm(o, x, shape, weight, bias, residual, stats=stats)  # which raises and names the argument
+    _outputs.check_like(o.kind, outputs, x)
+    usual = {"out": x.dtype, "residual_out": x.dtype if residual is None else wider(x.dtype, residual.dtype)}
+    if all(t.dtype == usual[name] for name, t in outputs.items()):
+        result = norm(o, x, shape, weight, bias, residual, stats=stats)
+    else:  # computed in the wider type: rounding to input's type first would lose what the wider output is for
+        dtypes = (None if t is None else t.dtype for t in (out, residual_out))
+        result = _by_formula(o, x, shape, weight, bias, residual, stats, *dtypes)
+    parts = list(result) if isinstance(result, tuple) else [result]
+    for name, t in outputs.items():
+        place = 0 if name == "out" else 1
+        parts[place] = t.copy_(parts[place])
+    return tuple(parts) if isinstance(result, tuple) else parts[0]
 
 
 def fast(o: Options, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor | None:
@@ -216,18 +263,6 @@ def _pack(y: Tensor, h: Tensor | None, mean: Tensor | None, rstd: Tensor | None,
     return tuple(t for t in ((y, h, mean, rstd) if stats else (y, h)) if t is not None)
 
 
-def _into(o: Options, result: Any, residual: Tensor | None, out: Tensor | None, residual_out: Tensor | None) -> Any:
-    """Copy computed results into the caller's tensors, where the path that computed them could not write there."""
-    parts = list(result) if isinstance(result, tuple) else [result]
-    if out is not None:
-        parts[0] = out.copy_(parts[0])
-    if residual_out is not None:
-        if residual is None:
-            raise ValueError(f"{o.kind}: residual_out is given without residual")
-        parts[1] = residual_out.copy_(parts[1])
-    return tuple(parts) if len(parts) > 1 else parts[0]
-
-
 def _check_shapes(
     o: Options,
     x: Tensor,
@@ -258,18 +293,29 @@ def _by_torch(
     weight: Tensor | None,
     bias: Tensor | None,
     residual: Tensor | None,
-    out: Tensor | None,
-    residual_out: Tensor | None,
     stats: bool,
 ) -> Any:
     """torch's own operator, or where it lacks an option the same formula in torch's operators."""
-    if o.is_torch and residual is None and residual_out is None and not stats:
+    if o.is_torch and residual is None and not stats:
         if o.kind == "layer_norm":
-            return _into(o, F.layer_norm(x, shape, weight, bias, o.eps), None, out, None)
+            return F.layer_norm(x, shape, weight, bias, o.eps)
         if bias is None:
-            return _into(o, F.rms_norm(x, shape, weight, o.eps), None, out, None)
+            return F.rms_norm(x, shape, weight, o.eps)
+    return _by_formula(o, x, shape, weight, bias, residual, stats)
+
+
+def _by_formula(
+    o: Options,
+    x: Tensor,
+    shape: tuple[int, ...],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    stats: bool,
+    y_dtype: torch.dtype | None = None,
+    h_dtype: torch.dtype | None = None,
+) -> Any:
     o.check()
     _check_shapes(o, x, shape, weight, bias, residual)
-    y, h, mean, rstd = compose_forward(o, x, weight, bias, residual)
-    result = _pack(y, None if residual is None else h, mean, rstd, stats)
-    return _into(o, result, residual, out, residual_out)
+    y, h, mean, rstd = compose_forward(o, x, weight, bias, residual, y_dtype, h_dtype)
+    return _pack(y, None if residual is None else h, mean, rstd, stats)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -22,9 +20,11 @@ class LayerNorm(torch.nn.LayerNorm):
     """torch.nn.LayerNorm, computed by normkit. Everything but forward is torch's own."""
 
     def forward(self, input: Tensor) -> Tensor:
-        parameters = self._parameters  # getattr of a parameter costs ten times as much
-        weight = parameters["weight"] if "weight" in parameters else self.weight  # noqa: SIM401
-        bias = parameters["bias"] if "bias" in parameters else self.bias  # noqa: SIM401
+        try:
+            parameters = self._parameters  # getattr of a parameter costs ten times as much
+            weight, bias = parameters["weight"], parameters["bias"]
+        except KeyError:  # a parametrized or pruned module
+            weight, bias = self.weight, self.bias
         shape = self.normalized_shape
         if weight is not None and (len(shape) != 1 or shape[0] != 1) and gate(input, weight, bias) == DIRECT:
             try:
@@ -39,8 +39,10 @@ class RMSNorm(torch.nn.RMSNorm):
     """torch.nn.RMSNorm, computed by normkit; eps=None is the machine epsilon of the type that sums are formed in."""
 
     def forward(self, x: Tensor) -> Tensor:
-        parameters = self._parameters
-        weight = parameters["weight"] if "weight" in parameters else self.weight  # noqa: SIM401
+        try:
+            weight = self._parameters["weight"]
+        except KeyError:
+            weight = self.weight
         shape, eps = self.normalized_shape, self.eps
         if eps is None:
             eps = default_rms_eps(x.dtype)
@@ -50,9 +52,3 @@ class RMSNorm(torch.nn.RMSNorm):
             except REFUSALS:
                 pass
         return norm_plain(Options("rms_norm", len(shape), eps), x, shape, weight)
-
-
-def parameter(module: torch.nn.Module, name: str) -> Any:
-    """getattr(module, name), without its cost where the parameter is an ordinary one."""
-    parameters = module._parameters
-    return parameters[name] if name in parameters else getattr(module, name)
