@@ -72,6 +72,18 @@ def describe(o: Options) -> str:
     return " ".join(words)
 
 
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """By what the caller has switched on, and the caller's random numbers by this. The data are small: one thread."""
+    threads = torch.get_num_threads()
+    with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.device("cpu"), torch.no_grad():
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
+
+
 def define(module: torch.nn.Module) -> Definition:
     """The definition that module computes. Raises NotProven unless it is proven for the module's own types and f32."""
     parts = Parts(module)
@@ -82,10 +94,7 @@ def define(module: torch.nn.Module) -> Definition:
     attributes = {k: float(v) for k, v in vars(module).items() if type(v) in (int, float) and 0 <= v <= 1}
     options: dict[Pair, Options] = {}
     takes_rows = True
-    unaffected = torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.device("cpu"), torch.no_grad()
-    with contextlib.ExitStack() as stack:
-        for context in unaffected:  # by what the caller has switched on, and the caller's random numbers by this
-            stack.enter_context(context)
+    with _undisturbed():
         for pair in (*wide, *half, *mixed):
             try:
                 probe = Probe(module, parts, *pair)
