@@ -257,7 +257,7 @@ void run(const Method& m, const NormGradArgs& a, const Exec& exec) {
   r.call.cols = g.cols();
   r.call.stream = dx && past_the_cache(g.bytes(), dx, {&a.dy, &a.x, &a.residual, &a.dresidual_out});
   double* totals = reinterpret_cast<double*>(memory);
-  std::memset(memory, 0, total_bytes);
+  if (params) std::memset(memory, 0, total_bytes);
   if (a.dweight) r.dweight = totals;
   if (a.dbias) r.dbias = totals + sum_elems(g.cols());
   r.sums = memory + total_bytes;
