@@ -41,8 +41,8 @@ The normalized dimensions are [axis, ndim) of x, the ones before are the batch.
 Parameters
 ----------
 x : array of float32, float64, float16 or bfloat16. NumPy (bfloat16: ml_dtypes), PyTorch CPU tensors, JAX CPU arrays,
-    anything with DLPack or the buffer protocol; any strides. Nothing is copied, and PyTorch's autograd sees nothing:
-    use normkit.torch for gradients.
+    anything with DLPack or the buffer protocol; any strides. Nothing is copied. PyTorch's autograd does not
+    see these functions: a tensor that requires grad is an error while torch records; normkit.torch has gradients.
 weight, bias : arrays of the shape of the normalized dimensions (or flat, or one element for all), x's type or float32.
     None: 1 and 0.
 residual : array like x, x's type or float32. Then h = x + residual is normalized, and returned as well.

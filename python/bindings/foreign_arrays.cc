@@ -89,6 +89,7 @@ View foreign_view(const char* op, Operand& o) {
               ", expected an array (NumPy, PyTorch, JAX, or anything with DLPack or the buffer protocol)");
   }
   if (!nb::hasattr(type_object, "resolve_neg")) return dlpack_view(op, o, o.object);
+  refuse_autograd(op, o);
   // Tensors of a torch before the exchange API: what its export would refuse or ignore is taken off first.
   if (o.output && nb::cast<bool>(o.object.attr("is_neg")()))
     fail_value(op, o.name, " has its negative bit set, expected a plain tensor");

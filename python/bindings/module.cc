@@ -82,8 +82,10 @@ nb::object forward(nb::handle x_, nb::handle weight_, nb::handle bias_, nb::hand
 
 // The three members of output_mask: which of dx, dweight, dbias are wanted.
 std::array<bool, 3> mask_of(const char* op, nb::handle mask) {
-  if (!PyTuple_CheckExact(mask.ptr()) || PyTuple_GET_SIZE(mask.ptr()) != 3)
+  if (!PyTuple_CheckExact(mask.ptr()))
     fail_type(op, "output_mask is ", shown(mask), ", expected a tuple of three bools");
+  if (PyTuple_GET_SIZE(mask.ptr()) != 3)
+    fail_value(op, "output_mask has ", PyTuple_GET_SIZE(mask.ptr()), " members, expected three bools");
   std::array<bool, 3> wanted;
   for (size_t i = 0; i < 3; ++i) wanted[i] = flag(op, "output_mask", PyTuple_GET_ITEM(mask.ptr(), Py_ssize_t(i)));
   if (!wanted[0] && !wanted[1] && !wanted[2])

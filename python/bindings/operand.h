@@ -62,6 +62,8 @@ Result numpy_result(const char* op, DType dtype, std::span<const int64_t> shape)
 // True for tensors that the exchange API reads. False: not a tensor, or an older torch. Throws for subclasses with
 // their own operators (fake, distributed, nested, masked tensors).
 bool is_torch(const char* op, const Operand& o);
+// Throws for a tensor that requires grad while torch records: the gradient would be lost without a word.
+void refuse_autograd(const char* op, const Operand& o);
 View torch_view(const char* op, Operand& o);
 Result torch_result(const char* op, DType dtype, std::span<const int64_t> shape);
 int torch_threads();

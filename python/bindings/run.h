@@ -21,7 +21,8 @@ class WithoutGil {
   WithoutGil() : state_(PyEval_SaveThread()) {}
   WithoutGil(const WithoutGil&) = delete;
   WithoutGil& operator=(const WithoutGil&) = delete;
-  ~WithoutGil() {
+  // Not for UBSan: the reference of a forced unwind is bound to nothing.
+  __attribute__((no_sanitize_undefined)) ~WithoutGil() {
     // At interpreter exit Python (before 3.14) ends a daemon thread right here by pthread_exit, which unwinds the
     // stack; a destructor, or any catch (...) above, would turn that into std::terminate. So the thread waits for the
     // process to end, as Python 3.14 does.

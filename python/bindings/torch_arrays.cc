@@ -10,6 +10,7 @@ struct Torch {
   nb::handle dispatch{};  // torch.Tensor.__torch_dispatch__: the same object in all plain tensors
   nb::handle is_neg{};
   nb::handle get_num_threads{};
+  nb::handle is_grad_enabled{};
   const dlpack::ExchangeApi* api = nullptr;  // null: torch is older than 2.10
 };
 Torch torch;
@@ -32,8 +33,10 @@ bool find_torch() {
   const nb::object dispatch = nb::getattr(tensor, "__torch_dispatch__", nb::none());
   const nb::object is_neg = nb::getattr(tensor, "is_neg", nb::none());
   const nb::object get_num_threads = nb::getattr(module, "get_num_threads", nb::none());
-  if (dispatch.is_none() || is_neg.is_none() || get_num_threads.is_none()) return false;
-  torch = {tensor.inc_ref(), dispatch.inc_ref(), is_neg.inc_ref(), get_num_threads.inc_ref(), find_api(tensor)};
+  const nb::object is_grad_enabled = nb::getattr(module, "is_grad_enabled", nb::none());
+  if (dispatch.is_none() || is_neg.is_none() || get_num_threads.is_none() || is_grad_enabled.is_none()) return false;
+  torch = {tensor.inc_ref(),          dispatch.inc_ref(),        is_neg.inc_ref(),
+           get_num_threads.inc_ref(), is_grad_enabled.inc_ref(), find_api(tensor)};
   return true;
 }
 
@@ -70,7 +73,18 @@ bool is_torch(const char* op, const Operand& o) {
   return true;
 }
 
+void refuse_autograd(const char* op, const Operand& o) {
+  static PyObject* const name = PyUnicode_InternFromString("requires_grad");
+  const nb::object requires_grad = nb::steal(PyObject_GetAttr(o.object.ptr(), name));
+  if (!requires_grad.is_valid()) throw nb::python_error();
+  if (requires_grad.ptr() == Py_True && torch.is_grad_enabled().ptr() == Py_True)
+    fail_value(op, o.name,
+               " requires grad, which is not recorded here, expected torch.no_grad(), a detached tensor, or ",
+               "the functions of normkit.torch");
+}
+
 View torch_view(const char* op, Operand& o) {
+  refuse_autograd(op, o);
   dlpack::Tensor t{};
   if (torch.api->borrow(o.object.ptr(), &t) != 0) fail_from_python(op, o.name, " is not a plain CPU tensor");
   View view = view_of(op, o, t);

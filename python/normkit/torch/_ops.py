@@ -107,8 +107,9 @@ def _register(kind: str) -> None:
         return dx, dweight, dbias, dresidual, *([None] * len(ctx.o[1:]))
 
     name = "normkit::" + kind
-    _library.impl(kind, forward, "CPU")
-    _library.impl(kind + "_backward", backward, "CPU")
+    # Autograd has done its part when a kernel runs, but it may still record, which the engine refuses.
+    _library.impl(kind, torch.no_grad()(forward), "CPU")
+    _library.impl(kind + "_backward", torch.no_grad()(backward), "CPU")
     torch.library.register_fake(name, fake_forward, lib=_library)
     torch.library.register_fake(name + "_backward", fake_backward, lib=_library)
     torch.library.register_autograd(name, autograd_backward, setup_context=setup_context, lib=_library)

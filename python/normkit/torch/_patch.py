@@ -47,15 +47,15 @@ class PatchReport:
             for text, names in groups.items():
                 shown = ", ".join(names[:3]) + (f", ... ({len(names)})" if len(names) > 3 else "")
                 lines.append(f"  {title}: {text}\n    {shown}")
+        if self.unexamined:
+            names = ", ".join(f"{name} ({count})" for name, count in self.unexamined.items())
+            lines.append(f'  not looked at, since "norm" is not in the name of the class: {names}')
         return "\n".join(lines)
 
     def _hint(self) -> str:
         if self.left:
             return "no norm that was found has a definition that normkit can prove, for the reasons below"
-        hint = 'no module has "norm" in its class name, or it is normkit\'s already'
-        if self.unexamined:
-            hint += f"; small modules by other names: {', '.join(f'{k} ({n})' for k, n in self.unexamined.items())}"
-        return hint
+        return 'no module has "norm" in its class name, or it is normkit\'s already'
 
 
 def patch(model: torch.nn.Module) -> PatchReport:
@@ -69,6 +69,7 @@ def patch(model: torch.nn.Module) -> PatchReport:
     A module whose attributes change later runs its original forward again. Where eps is 0, a row of zeros gives 0, not
     the NaN of most formulas.
     """
+    _check_model("patch", model)
     report = PatchReport()
     verdicts: dict[int, Definition | str] = {}
     known: dict[Any, Definition | str] = {}
@@ -104,6 +105,11 @@ def _replace(module: torch.nn.Module, verdict: Definition | str) -> Definition |
     return verdict
 
 
+def _check_model(call: str, model: object) -> None:
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"{call}: model is a {type(model).__name__}, expected a torch.nn.Module")
+
+
 def _note_unexamined(report: PatchReport, module: torch.nn.Module) -> None:
     """Remember what might be a norm by another name: no submodules, one row of weights and perhaps of biases."""
     parameters = [p for p in module._parameters.values() if p is not None and not is_lazy(p)]
@@ -114,6 +120,7 @@ def _note_unexamined(report: PatchReport, module: torch.nn.Module) -> None:
 
 def unpatch(model: torch.nn.Module) -> int:
     """Give every patched module in model its own class back; return how many there were."""
+    _check_model("unpatch", model)
     count = 0
     for module in model.modules():
         if vars(module).pop(DEFINITION, None) is not None:

@@ -30,7 +30,7 @@ def to_jax(array: np.ndarray) -> jax.Array:
 KINDS = {
     "numpy": (lambda a: a, np.ndarray, ("f32", "f64", "f16", "bf16")),
     "torch": (to_torch, torch.Tensor, ("f32", "f64", "f16", "bf16")),
-    "parameter": (lambda a: torch.nn.Parameter(to_torch(a)), torch.Tensor, ("f32", "f64", "f16", "bf16")),
+    "parameter": (lambda a: torch.nn.Parameter(to_torch(a), False), torch.Tensor, ("f32", "f64", "f16", "bf16")),
     "jax": (to_jax, jax.Array, ("f32", "f64", "f16", "bf16")),
     "dlpack": (lambda a: DLPackOnly(to_torch(a)), np.ndarray, ("f32", "f64", "f16", "bf16")),
     "old dlpack": (lambda a: OldDLPackOnly(to_torch(a)), np.ndarray, ("f32", "f64", "f16", "bf16")),

@@ -166,7 +166,7 @@ BACKWARD = {
     "dweight is dbias": (dict(zip(("dweight", "dbias"), [ones(8)] * 2, strict=True)), ValueError, ["overlap"]),
     "dx that is not wanted": (dict(dx=ones(4, 8), output_mask=(False, True, True)), ValueError, ["dx", "output_mask"]),
     "nothing wanted": (dict(output_mask=(False, False, False)), ValueError, ["output_mask", "True"]),
-    "mask of two": (dict(output_mask=(True, True)), TypeError, ["output_mask", "three"]),
+    "mask of two": (dict(output_mask=(True, True)), ValueError, ["output_mask", "2", "three"]),
     "mask of numbers": (dict(output_mask=(1, 1, 1)), TypeError, ["output_mask", "1", "True or False"]),
     "mask None": (dict(output_mask=None), TypeError, ["output_mask", "None", "three"]),
     "accumulate to nothing": (dict(accumulate=True), ValueError, ["accumulate", "dweight"]),

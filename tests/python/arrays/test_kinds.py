@@ -115,11 +115,21 @@ def test_memory_mapped_files(tmp_path):
     assert np.array_equal(np.fromfile(tmp_path / "x", np.float32), np.ones(6, np.float32))
 
 
-def test_torch_parameters_and_tensors_with_gradients_are_read_without_autograd():
-    x = torch.ones(2, 3, requires_grad=True)
-    y = normkit.rms_norm(x * 2, torch.nn.Parameter(torch.ones(3)))
+def test_torch_tensors_that_require_grad_are_refused_while_torch_records():
+    x, weight = torch.ones(2, 3, requires_grad=True), torch.nn.Parameter(torch.ones(3))
+    plain = torch.ones(2, 3)
+    for name, call in {
+        "x": lambda: normkit.rms_norm(x * 2),
+        "weight": lambda: normkit.rms_norm(plain, weight),
+        "out": lambda: normkit.rms_norm(plain, out=x),
+        "dy": lambda: normkit.rms_norm_backward(x, plain),
+    }.items():
+        with pytest.raises(ValueError, match=rf"{name} requires grad, .* expected .* normkit\.torch"):
+            call()
+    assert x._version == 0
+    with torch.no_grad():
+        y = normkit.rms_norm(x * 2, weight)
     assert not y.requires_grad and y.grad_fn is None
-    assert x.grad is None
 
 
 def test_the_negative_bit_is_resolved():
@@ -194,12 +204,18 @@ del torch.Tensor.__dlpack_c_exchange_api__
 import normkit
 for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16):
     x = torch.arange(12.0).reshape(3, 4).to(dtype).requires_grad_()
-    y, rstd = normkit.rms_norm(x, torch.nn.Parameter(torch.ones(4, dtype=dtype)), return_stats=True)
+    try:
+        normkit.rms_norm(x)
+        raise SystemExit("accepted a tensor that requires grad")
+    except ValueError as e:
+        assert "x requires grad" in str(e), e
+    with torch.no_grad():
+        y, rstd = normkit.rms_norm(x, torch.nn.Parameter(torch.ones(4, dtype=dtype)), return_stats=True)
     assert type(y) is torch.Tensor and y.dtype == dtype and rstd.dtype == torch.float64
     want = torch.nn.functional.rms_norm(x.detach().double(), (4,), eps=1e-5)
     assert torch.allclose(y.double(), want, rtol=1e-2, atol=0)
     out = torch.empty(3, 4, dtype=dtype)
-    assert normkit.rms_norm(x, out=out) is out and torch.equal(out, y)
+    assert normkit.rms_norm(x.detach(), out=out) is out and torch.equal(out, y)
 x = torch.complex(torch.randn(4, 8), torch.randn(4, 8)).conj().imag
 assert torch.equal(normkit.rms_norm(x), normkit.rms_norm(x.resolve_neg()))
 for bad in (torch.ones(2, 3, device="meta"), torch.ones(2, 3).to_sparse(), torch.ones(2, dtype=torch.complex64)):

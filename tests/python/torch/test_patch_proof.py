@@ -426,3 +426,10 @@ def test_the_report_says_that_nothing_was_replaced_and_why():
     text = str(patch(nn.Sequential(Scaler(), Scaler(), nn.Linear(3, 3))))
     assert 'no module has "norm" in its class name' in text and "Scaler (2)" in text and "Linear" not in text
     assert "nothing was replaced" not in str(patch(Norm()))
+    assert "Scaler (1)" in str(patch(nn.Sequential(Norm(), Scaler())))  # also beside others
+
+
+@pytest.mark.parametrize("call", [patch, unpatch])
+def test_what_is_no_model_is_refused(call):
+    with pytest.raises(TypeError, match=r"patch: model is a Tensor, expected a torch\.nn\.Module"):
+        call(torch.ones(3))
