@@ -48,8 +48,8 @@ class PatchReport:
                 shown = ", ".join(names[:3]) + (f", ... ({len(names)})" if len(names) > 3 else "")
                 lines.append(f"  {title}: {text}\n    {shown}")
         if self.unexamined:
-            names = ", ".join(f"{name} ({count})" for name, count in self.unexamined.items())
-            lines.append(f'  not looked at, since "norm" is not in the name of the class: {names}')
+            others = ", ".join(f"{name} ({count})" for name, count in self.unexamined.items())
+            lines.append(f'  not looked at, since "norm" is not in the name of the class: {others}')
         return "\n".join(lines)
 
     def _hint(self) -> str:
