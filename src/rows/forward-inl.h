@@ -127,7 +127,7 @@ void apply_rows(const Forward& call, int64_t row, int64_t count, int64_t c, int6
   for (int64_t i = 0; i < count; ++i) {
     r.xhat = xhat_maker(stats[i]);
     if (f.residual) read_kept(r, kept + i * kept_step(call.cols));
-    const Ahead ahead = ahead_of(call, row + i + count, 0);
+    const Ahead ahead = ahead_of(call, row + i + 2 * count, 0);
     if (call.stream && aligned(r.y) && aligned(r.h)) {
       apply_pairs<kCentre, f, true>(r, c, whole, ahead);
     } else {

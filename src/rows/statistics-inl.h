@@ -6,7 +6,14 @@
 namespace normkit::NORMKIT_SIMD {
 namespace {
 
-NORMKIT_INLINE double max_or_nan(double a, double b) { return a < b ? b : a; }
+// D: double, or a vector of doubles with one row each.
+template <class D>
+NORMKIT_INLINE D max_or_nan(D a, D b) {
+  return a < b ? b : a;
+}
+struct RowMoments {
+  VD n, origin, shift, m2, slack;
+};
 
 // ---- block sums ------------------------------------------------------------------------------------------------------
 // The 64 lanes of the sums of one block, kept in memory between two calls of the sweep.
@@ -81,10 +88,9 @@ struct MomentsOp {
   }
 };
 
-// The mean of 64 probes: the first 64 elements of the block, the last one repeated in a shorter block.
+// The 64 probes of a block: its first 64 elements, the last one repeated in a shorter block. Their mean is the shift.
 template <Src kSrc>
-NORMKIT_INLINE C probe_shift(const SourceRow& s, int64_t c, int64_t m) {
-  V p[2 * kPairs];
+NORMKIT_INLINE void load_probes(const SourceRow& s, int64_t c, int64_t m, V (&p)[2 * kPairs]) {
   if (m >= kSumLanes) {
     for (int k = 0; k < kPairs; ++k) pair_at(p, k) = load<kSrc>(s, c + k * kPairElems);
   } else {
@@ -93,15 +99,15 @@ NORMKIT_INLINE C probe_shift(const SourceRow& s, int64_t c, int64_t m) {
     for (int64_t j = m; j < kSumLanes; ++j) probe[j] = probe[m - 1];
     for (int k = 0; k < kPairs; ++k) pair_at(p, k) = load_c(probe + k * kPairElems);
   }
-  return sum_lanes(p) * static_cast<C>(1.0 / kSumLanes);
 }
+inline constexpr C kProbeShare = static_cast<C>(1.0 / kSumLanes);
 
 // Moments of a block of m elements from its two sums.
-template <bool kCentre>
-NORMKIT_INLINE Moments moments_of(double m, double shift, double s1, double s2) {
-  if (!kCentre) return {m, 0, 0, s2, 0};
-  const double delta = s1 / m;
-  return {m, shift, delta, max_or_nan(s2 - s1 * delta, 0), s1 * delta};
+template <bool kCentre, class M = Moments, class D = double>
+NORMKIT_INLINE M moments_of(D m, D shift, D s1, D s2) {
+  if (!kCentre) return {m, D{}, D{}, s2, D{}};
+  const D delta = s1 / m;
+  return {m, shift, delta, max_or_nan(s2 - s1 * delta, D{}), s1 * delta};
 }
 
 // Statistics of columns [begin, end) of a row, fed from left to right in portions that are multiples of 64.
@@ -129,7 +135,12 @@ class Summer {
 
  private:
   NORMKIT_INLINE void open_block(int64_t m) {
-    shift_ = kCentre ? probe_shift<kSrc>(src_, pos_, m) : C{0};
+    shift_ = 0;
+    if (kCentre) {
+      V probes[2 * kPairs];
+      load_probes<kSrc>(src_, pos_, m, probes);
+      shift_ = sum_lanes(probes) * kProbeShare;
+    }
     for (int k = 0; k < 2 * kPairs; ++k) lanes_.s1[k] = lanes_.s2[k] = V{};
   }
   NORMKIT_INLINE void close_block(int64_t m) {
@@ -152,7 +163,10 @@ NORMKIT_INLINE double held(double v) { return v > __DBL_MAX__ ? __DBL_MAX__ : v;
 NORMKIT_INLINE double inverse(double d) { return d == 0 ? 0 : held(1 / d); }
 
 // The variance or mean square; the sum of squares for l2_norm.
-NORMKIT_INLINE double q_of(const Recipe& r, double m2, double n) { return r.sum ? m2 : m2 / n; }
+template <class D>
+NORMKIT_INLINE D q_of(const Recipe& r, D m2, D n) {
+  return r.sum ? m2 : m2 / n;
+}
 
 NORMKIT_INLINE void set_rstd(RowStats& s, double q, double eps, EpsKind kind) {
   if (kind == EpsKind::inside) {
@@ -171,10 +185,11 @@ NORMKIT_INLINE void set_rstd(RowStats& s, double q, double eps, EpsKind kind) {
 
 // The sums above cannot be trusted: the probes missed the mean by more than two standard deviations, squares
 // overflowed, or they may have underflowed while eps does not dominate. Decided by the data alone.
-NORMKIT_INLINE bool needs_rescue(const Moments& m, double q, const Recipe& r) {
+template <class M, class D>
+NORMKIT_INLINE auto needs_rescue(const M& m, D q, const Recipe& r) {
   constexpr double kTiny = sizeof(C) == 8 ? 0x1p-900 : 0x1p-100, kHuge = sizeof(C) == 8 ? 0x1p1023 : 0x1p127;
-  const double base = q + (r.eps_kind == EpsKind::inside ? r.eps : r.eps * r.eps);
-  return !(m.slack <= 4 * m.m2) | !(m.m2 <= kHuge) | !(base >= kTiny);
+  const D base = q + (r.eps_kind == EpsKind::inside ? r.eps : r.eps * r.eps);
+  return (!(m.slack <= 4 * m.m2)) | (!(m.m2 <= kHuge)) | (!(base >= kTiny));
 }
 
 __attribute__((noinline)) RowStats rescue(const SourceRow& src, const Recipe& r, int64_t cols);
@@ -211,47 +226,60 @@ NORMKIT_INLINE RowStats row_stats(const SourceRow& src, const Recipe& r, int64_t
   return finish(src, r, cols, sum.total());
 }
 
-// Statistics of up to kGroupRows rows of one block each: the square roots and divisions of the group run as vectors.
+// Statistics of up to kGroupRows rows of one block each: what a single row would do in a chain of shuffles, divisions and
+// a square root, the group does in vectors of rows. The same arithmetic, so the same bits.
 inline constexpr int kGroupRows = 8;
 struct GroupSums {
-  double s1[kGroupRows], s2[kGroupRows], shift[kGroupRows];
+  alignas(64) C shift[kGroupRows] = {}, s1[kGroupRows] = {}, s2[kGroupRows] = {};
 };
+template <bool kCentre>
+NORMKIT_INLINE Moments moments_of(const GroupSums& g, int i, double m) {
+  return moments_of<kCentre>(m, static_cast<double>(g.shift[i]), static_cast<double>(g.s1[i]),
+                             static_cast<double>(g.s2[i]));
+}
 // `src` gives row i. First the probes of all rows, then their sweeps: a sweep waits for its probes, not for others.
 template <bool kCentre, Src kSrc, class SrcOf>
 NORMKIT_INLINE void group_sums(const SrcOf& src, int count, int64_t cols, GroupSums& out) {
-  C shift[kGroupRows] = {};
-  if (kCentre)
-    for (int i = 0; i < count; ++i) shift[i] = probe_shift<kSrc>(src(i), 0, cols);
+  RowSums<kGroupRows> s1, s2;
+  if (kCentre) {
+    V probes[2 * kPairs];
+    for (int i = 0; i < count; ++i) {
+      load_probes<kSrc>(src(i), 0, cols, probes);
+      s1.put(i, probes);
+    }
+    s1.finish(count, out.shift);
+    for (C& shift : out.shift) shift *= kProbeShare;
+  }
   for (int i = 0; i < count; ++i) {
     Lanes lanes;
-    sweep<true>(lanes, 0, cols, MomentsOp<kCentre, kSrc>{src(i), shift[i]});
-    if (kCentre) out.s1[i] = static_cast<double>(sum_lanes(lanes.s1));
-    out.s2[i] = static_cast<double>(sum_lanes(lanes.s2));
-    out.shift[i] = static_cast<double>(shift[i]);
+    sweep<true>(lanes, 0, cols, MomentsOp<kCentre, kSrc>{src(i), out.shift[i]});
+    if (kCentre) s1.put(i, lanes.s1);
+    s2.put(i, lanes.s2);
   }
+  if (kCentre) s1.finish(count, out.s1);
+  s2.finish(count, out.s2);
 }
 
-template <bool kCentre>
-NORMKIT_INLINE Moments moments_of(const GroupSums& g, int i, double m) {
-  return moments_of<kCentre>(m, g.shift[i], g.s1[i], g.s2[i]);
-}
-
-// The same arithmetic as finish(), in a loop that the compiler turns into vectors; by finish() itself if the recipe or
-// a row asks for more, then it returns true.
+// finish() for a group; by finish() itself if the recipe or a row asks for more, then it returns true.
 template <bool kCentre, class SrcOf>
 NORMKIT_INLINE bool finish_group(const GroupSums& g, int count, const Recipe& r, int64_t cols, const SrcOf& src,
                                  RowStats* stats) {
   const double n = static_cast<double>(cols);
-  double rstd[kGroupRows], origin[kGroupRows], shift[kGroupRows];
-  int bad = 0;
-  for (int i = 0; i < kGroupRows; ++i) {
-    const Moments m = moments_of<kCentre>(g, i, n);
-    const double q = q_of(r, m.m2, n);
+  alignas(64) double rstd[kGroupRows], origin[kGroupRows], shift[kGroupRows];
+  decltype(VD{} < VD{}) bad{};
+  for (int i = 0; i < kGroupRows; i += kLanes<double>) {
+    const RowMoments m = moments_of<kCentre, RowMoments>(splat(n), widen_lanes(g.shift + i), widen_lanes(g.s1 + i),
+                                                         widen_lanes(g.s2 + i));
+    const VD q = q_of(r, m.m2, m.n);
     bad |= needs_rescue(m, q, r);
-    rstd[i] = 1 / __builtin_sqrt(q + r.eps);
-    if (kCentre) origin[i] = m.origin, shift[i] = m.shift;
+    store_vec(q + r.eps, rstd + i);
+    store_vec(m.origin, origin + i);
+    store_vec(m.shift, shift + i);
   }
-  if (__builtin_expect(bad | (r.eps_kind != EpsKind::inside), 0)) {
+  for (double& e : rstd) e = 1 / __builtin_sqrt(e);
+  int64_t any = 0;
+  for (int i = 0; i < kLanes<double>; ++i) any |= bad[i];
+  if (__builtin_expect((any != 0) | (r.eps_kind != EpsKind::inside), 0)) {
     for (int i = 0; i < count; ++i) stats[i] = finish(src(i), r, cols, moments_of<kCentre>(g, i, n));
     return true;
   }

@@ -226,14 +226,49 @@ NORMKIT_INLINE void store_c(Pair v, C* p) {
 }
 
 // ---- the last part of the tree: 64 lanes held in pairs ---------------------------------------------------------------
-NORMKIT_INLINE C sum_lanes(const V (&lanes)[2 * kPairs]) {
+// Down to one pair.
+NORMKIT_INLINE Pair fold_lanes(const V (&lanes)[2 * kPairs]) {
   V t[2 * kPairs];
   for (int i = 0; i < 2 * kPairs; ++i) t[i] = lanes[i];
 #pragma GCC unroll 8
   for (int half = kPairs; half > 1; half /= 2)
     for (int i = 0; i < half; ++i) t[i] = t[i] + t[i + half];
-  if constexpr (kEvenOdd) return sum_by_halves<L / 2>(t[0]) + sum_by_halves<L / 2>(t[1]);
-  return sum_by_halves<L / 2>(t[0] + t[1]);
+  return {t[0], t[1]};
+}
+NORMKIT_INLINE C sum_lanes(const V (&lanes)[2 * kPairs]) {
+  const Pair p = fold_lanes(lanes);
+  if constexpr (kEvenOdd) return sum_by_halves<L / 2>(p.a) + sum_by_halves<L / 2>(p.b);
+  return sum_by_halves<L / 2>(p.a + p.b);
+}
+// sum_lanes of kRows rows at once: in place of a chain of shuffles per row, one for all.
+template <int kRows>
+struct RowSums {
+  V a[kRows], b[kEvenOdd ? kRows : 1];
+  NORMKIT_INLINE void put(int row, const V (&lanes)[2 * kPairs]) {
+    const Pair p = fold_lanes(lanes);
+    if constexpr (kEvenOdd) {
+      a[row] = p.a, b[row] = p.b;
+    } else {
+      a[row] = p.a + p.b;
+    }
+  }
+  // The sums of the first `count` rows; that of row 0 in the places behind them.
+  NORMKIT_INLINE void finish(int count, C (&out)[kRows]) {
+    constexpr int kRoom = kRows > L ? kRows : L;
+    alignas(64) C even[kRoom], odd[kRoom];
+    for (int i = count; i < kRows; ++i) {
+      a[i] = a[0];
+      if (kEvenOdd) b[i] = b[0];
+    }
+    sum_rows_by_halves<kRows, L>(a, even);
+    if constexpr (kEvenOdd) sum_rows_by_halves<kRows, L>(b, odd);
+    for (int i = 0; i < kRows; ++i) out[i] = kEvenOdd ? even[i] + odd[i] : even[i];
+  }
+};
+// L doubles from as many elements of the compute type.
+NORMKIT_INLINE VD widen_lanes(const C* p) {
+  if constexpr (sizeof(C) == 8) return load_vec<VD>(p);
+  return __builtin_convertvector(load_vec<HalfF>(p), VD);
 }
 
 }  // namespace

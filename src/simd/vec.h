@@ -148,6 +148,29 @@ NORMKIT_INLINE auto sum_by_halves(V v) {
   }
 }
 
+template <int kBlock, int kFirst, class V, int... I>
+NORMKIT_INLINE V half_blocks_impl(V lo, V hi, Indices<I...>) {
+  constexpr int kHalf = kBlock / 2;
+  return __builtin_shufflevector(lo, hi, (I / kHalf * kBlock + I % kHalf + kFirst)...);
+}
+// Several such sums at once: the 2L elements lo, hi are blocks of kBlock lanes, and each block is folded by its half.
+template <int kBlock, class V>
+NORMKIT_INLINE V fold_blocks(V lo, V hi) {
+  return half_blocks_impl<kBlock, 0>(lo, hi, LaneIndices<V>{}) +
+         half_blocks_impl<kBlock, kBlock / 2>(lo, hi, LaneIndices<V>{});
+}
+// sum_by_halves of kRows vectors; out has room for whole vectors of sums.
+template <int kRows, int kBlock, class V, class T>
+NORMKIT_INLINE void sum_rows_by_halves(V* rows, T* out) {
+  constexpr int kLeft = kRows > 1 ? kRows / 2 : 1;
+  for (int i = 0; i < kLeft; ++i) rows[i] = fold_blocks<kBlock>(rows[2 * i], rows[kRows > 1 ? 2 * i + 1 : 2 * i]);
+  if constexpr (kBlock > 2) {
+    sum_rows_by_halves<kLeft, kBlock / 2>(rows, out);
+  } else {
+    for (int i = 0; i < kLeft; ++i) store_vec(rows[i], out + i * kLanes<T>);
+  }
+}
+
 // ---- fused multiply-add: a * b + c, rounded once ---------------------------------------------------------------------
 #if defined(__AVX2__) || defined(__aarch64__)
 inline constexpr bool kFastFma = true;
