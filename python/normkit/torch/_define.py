@@ -5,8 +5,9 @@ A definition counts as proven for a pair of types, of x and of the weight, when 
 - in f32 and f64: on rows of ordinary size and on rows so small that eps decides, to a few units in the last place;
 - in f16 and bf16: bit for bit, but for the rare element that two good computations round differently. That also
   tells where the weight is applied, before or after the rounding to x's type;
-- in all: on single rows, tiny and huge ones, rows beside NaN, and with negative, zero and huge weights; and the
-  gradients, by the module's own backward.
+- in all: on single rows, tiny and huge ones, rows beside NaN and inf, up to four batch dims, and with weights and
+  biases of both signs, of zero and of many sizes; and the gradients, by the module's own backward, also where only the
+  rows or only the parameters have one.
 
 eps is measured from the response to rows that are nothing beside it, then matched with the module's own attributes.
 """
@@ -14,6 +15,7 @@ eps is measured from the response to rows that are nothing beside it, then match
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -23,7 +25,7 @@ from torch import Tensor
 
 from . import _engine
 from ._options import ROUNDINGS, Options
-from ._probe import Case, NotProven, Parts, Probe, short
+from ._probe import MOST_BATCH_DIMS, Case, NotProven, Parts, Probe, short
 from ._watch import Watch
 
 _TINY = 1e-30  # its square is nothing beside any eps in use
@@ -48,7 +50,10 @@ class Definition(NamedTuple):
     bias: str | None
     weight_shape: torch.Size | None
     shape: tuple[int, ...] | None  # of the dims that it normalizes; None: any last dim
-    takes_rows: bool  # a row without batch dims
+    least_dims: int  # of the inputs that it was asked with; a module may refuse a row without batch dims
+    most_dims: int
+    any_width: bool  # it has no weight by which the engine would notice rows of another width
+    heeds_autocast: bool  # it computes something else while autocast is on
     watch: Watch
     options: dict[Pair, Options]
 
@@ -76,7 +81,13 @@ def describe(o: Options) -> str:
 def _undisturbed() -> Iterator[None]:
     """By what the caller has switched on, and the caller's random numbers by this. The data are small: one thread."""
     threads = torch.get_num_threads()
-    with torch.random.fork_rng(devices=[]), torch.inference_mode(False), torch.device("cpu"), torch.no_grad():
+    with (
+        torch.random.fork_rng(devices=[]),
+        torch.inference_mode(False),
+        torch.device("cpu"),
+        torch.no_grad(),
+        torch.autocast("cpu", enabled=False),
+    ):
         torch.set_num_threads(1)
         try:
             yield
@@ -93,7 +104,7 @@ def define(module: torch.nn.Module) -> Definition:
     own: Pair = (parts.dtype or torch.float32, parts.dtype)
     attributes = {k: float(v) for k, v in vars(module).items() if type(v) in (int, float) and 0 <= v <= 1}
     options: dict[Pair, Options] = {}
-    takes_rows = True
+    takes_rows, heeds_autocast = True, False
     with _undisturbed():
         for pair in (*wide, *half, *mixed):
             try:
@@ -102,11 +113,16 @@ def define(module: torch.nn.Module) -> Definition:
                 proven = _prove_wide(probe, attributes) if pair in wide else _prove_half(probe, options[wide[0]])
                 takes_rows &= _check_special_cases(probe, proven)
                 _check_gradients(probe, proven)
+                heeds_autocast |= any(probe.heeds_autocast(probe.case(shape, (3,))) for shape in probe.shapes)
                 options[pair] = proven
             except NotProven:
                 if pair in (own, wide[0]):
                     raise
-    return Definition(parts.weight, parts.bias, parts.weight_shape, parts.shape, takes_rows, Watch(module), options)
+    dims = len(parts.shape or (1,))
+    limits = dims if takes_rows else dims + 1, dims + MOST_BATCH_DIMS
+    names = parts.weight, parts.bias, parts.weight_shape
+    any_width = parts.weight_shape is None or parts.weight_shape.numel() == 1
+    return Definition(*names, parts.shape, *limits, any_width, heeds_autocast, Watch(module), options)
 
 
 def _has_no_state(probe: Probe) -> None:
@@ -241,18 +257,26 @@ def _scales(probe: Probe, o: Options, shape: tuple[int, ...]) -> list[float]:
 def _check_gradients(probe: Probe, o: Options) -> None:
     """Raise NotProven unless the module's own backward gives the gradients of o."""
     half = probe.x_dtype in _HALVES
+    units = _HALF_GRADIENT_UNITS if half else _GRADIENT_UNITS
     for shape in probe.shapes:
         scales = [1.0, *((_deciding_scale(o, shape), _TINY) if o.eps > 0 and not half else ())]
-        for batch in (probe.batches(shape)[0], (1,)):
-            for scale in scales:
-                case = probe.case(shape, batch, scale)
-                # Along the rows too, so that every term of dx is as large as the others.
-                dy = (case.x.double() / scale + probe.rows(shape, batch).double()).to(probe.x_dtype)
-                got, expected = probe.ask_gradients(case, dy), probe.expect_gradients(o, case, dy)
-                units = _HALF_GRADIENT_UNITS if half else _GRADIENT_UNITS
-                for g, e in zip(got, expected, strict=True):
+        batches = (probe.batches(shape)[0], (1,))
+        for number, (batch, scale) in enumerate(itertools.product(batches, scales)):
+            case = probe.case(shape, batch, scale)
+            # Along the rows too, so that every term of dx is as large as the others.
+            dy = (case.x.double() / scale + probe.rows(shape, batch).double()).to(probe.x_dtype)
+            expected = probe.expect_gradients(o, case, dy)
+            for of, training in _gradient_questions(probe) if number == 0 else [((True, True), True)]:
+                wanted = [expected[0], *(expected[1:2] if of[0] else ()), *(expected[2:] if of[1] else ())]
+                for g, e in zip(probe.ask_gradients(case, dy, of, training), wanted, strict=True):
                     if not _within(g.double(), e, units, e.abs().max(), probe.x_dtype):
                         raise NotProven(f"it is {describe(o)}, but its gradients are others")
+
+
+def _gradient_questions(probe: Probe) -> Iterator[tuple[tuple[bool, bool], bool]]:
+    """Whether x and the parameters require gradients, and training: every combination under which the result does."""
+    which = [(True, True)] if probe.weight is None else [(True, True), (True, False), (False, True)]
+    yield from itertools.product(which, (True, False))
 
 
 def _prove_half(probe: Probe, wide: Options) -> Options:

@@ -8,6 +8,7 @@ isinstance checks are untouched.
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +27,9 @@ __all__ = ["PatchReport", "patch", "unpatch"]
 
 # By these a class says how it is copied and pickled, in a way that names the class that it believes to be.
 _COPYING = ("__reduce__", "__reduce_ex__", "__getnewargs__", "__getnewargs_ex__")
+# An examination switches torch's threads, the random numbers, Python's warnings and sys.stdout, all of the process.
+_one_at_a_time = threading.RLock()
+_autocasts = torch.is_autocast_enabled
 
 
 @dataclass
@@ -66,10 +70,23 @@ def patch(model: torch.nn.Module) -> PatchReport:
     are rounded), with its gradients and what it leaves behind. Modules on other devices than the CPU, with a replaced
     forward, and those that compute or do something else are left. Patching twice is harmless.
 
-    A module whose attributes change later runs its original forward again. Where eps is 0, a row of zeros gives 0, not
-    the NaN of most formulas.
+    The original forward keeps answering where nothing was proven: other types, more than four batch dims, a module that
+    autocast changes while it is on, and a module whose attributes, whose class's forward or numbers and words in its
+    class change later. Not noticed are later changes of all else that forward reads, such as globals, closures and
+    other methods, and a forward that treats some sizes of a batch differently: not every size can be tried.
+
+    Results are contiguous, where the original may keep permuted strides. Where eps is 0, a row of zeros gives 0, not
+    the NaN of most formulas. torch.jit.script of a patched model, or of normkit's modules, is not supported.
+
+    Threads may call this at once: one waits for the other. While a module is examined, torch computes on one thread,
+    and Python's warnings are off.
     """
     _check_model("patch", model)
+    with _one_at_a_time:
+        return _patch(model)
+
+
+def _patch(model: torch.nn.Module) -> PatchReport:
     report = PatchReport()
     verdicts: dict[int, Definition | str] = {}
     known: dict[Any, Definition | str] = {}
@@ -121,14 +138,18 @@ def _note_unexamined(report: PatchReport, module: torch.nn.Module) -> None:
 def unpatch(model: torch.nn.Module) -> int:
     """Give every patched module in model its own class back; return how many there were."""
     _check_model("unpatch", model)
-    count = 0
-    for module in model.modules():
-        if vars(module).pop(DEFINITION, None) is not None:
-            count += 1
-            original = _original(type(module))
-            if type(module) is _patched_class(original):  # else a class made from it since, whose forward falls back
-                object.__setattr__(module, "__class__", original)
-    return count
+    with _one_at_a_time:
+        return sum(_restore(module) for module in model.modules())
+
+
+def _restore(module: torch.nn.Module) -> bool:
+    """Undo `_replace`; return whether there was something to undo."""
+    if vars(module).pop(DEFINITION, None) is None:
+        return False
+    original = _original(type(module))
+    if type(module) is _patched_class(original):  # else a class made from it since, whose forward falls back
+        object.__setattr__(module, "__class__", original)
+    return True
 
 
 def _verdict(module: torch.nn.Module) -> Definition | str:
@@ -176,25 +197,27 @@ def _by_normkit(module: torch.nn.Module, x: Any) -> Tensor | None:
     parameters = attributes["_parameters"]
     if definition is None or not (type(x) is Tensor or isinstance(x, Tensor)):  # the former is several times as fast
         return None
-    if not definition.watch.holds(attributes, parameters):
+    # Unpacked at once: reading the fields one by one takes three times as long.
+    weight_name, bias_name, weight_shape, shape, least, most, any_width, heeds_autocast, watch, options = definition
+    if not watch.holds(attributes, parameters):
         return None
     weight = bias = dtype = None
-    if definition.weight is not None:
-        weight = parameters.get(definition.weight)
-        if weight is None or weight.shape != definition.weight_shape:
+    if weight_name is not None:
+        weight = parameters.get(weight_name)
+        if weight is None or weight.shape != weight_shape:
             return None
         dtype = weight.dtype
-    if definition.bias is not None:
-        bias = parameters.get(definition.bias)
-        if bias is None or bias.dtype != dtype or bias.shape != definition.weight_shape:
+    if bias_name is not None:
+        bias = parameters.get(bias_name)
+        if bias is None or bias.dtype != dtype or bias.shape != weight_shape:
             return None
-    o = definition.options.get((x.dtype, dtype))
-    if o is None or not (definition.takes_rows or x.dim() > o.dims):
+    o = options.get((x.dtype, dtype))
+    if o is None or not least <= x.dim() <= most or (heeds_autocast and _autocasts("cpu")):
         return None
-    shape = definition.shape
-    # Where the engine cannot see from the weight that x has other last dims than the module was made for.
-    if shape is not None and (weight is None or weight.numel() == 1) and x.shape[-o.dims :] != shape:
-        return None
+    if any_width:
+        rows = x.shape[-o.dims :]
+        if rows != shape if shape is not None else rows[0] == 0:
+            return None
     y = fast(o, x, weight, bias)
     if y is None and route(x, weight, bias) != "torch":
         last = tuple(x.shape[-o.dims :])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import io
 import math
 import warnings
 from collections.abc import Iterator
@@ -14,10 +12,12 @@ from torch import Tensor
 
 from ._compose import compose
 from ._options import Options
-from ._watch import changeable, same, surroundings
+from ._watch import changeable, listening, same, surroundings
 
 _UNKNOWN_WIDTHS = (24, 40)  # tried where the module does not tell the width of its rows
 _BIAS_NAMES = ("bias", "beta", "shift")
+_MAGNITUDES = (1e-6, 1e-3, 1e3, 1e6, 1e15)  # of weights and biases: clamps of any sense lie between two of them
+MOST_BATCH_DIMS = 4  # that a module is asked with
 
 
 class NotProven(Exception):
@@ -31,6 +31,8 @@ class Parts:
         """Raises NotProven if the module cannot be a norm of rows, whatever it computes."""
         if "forward" in vars(module):
             raise NotProven("its forward is replaced on the instance")
+        if type(module).forward is not type(module).forward:
+            raise NotProven("its forward is made anew at every access, so that changes would go unnoticed")
         if isinstance(module, torch.jit.ScriptModule):
             raise NotProven("it is a TorchScript module")
         if any(True for _ in module.children()):
@@ -116,10 +118,10 @@ class Probe:
         return ((x + 0.4) * (size + 0.5) * scale).to(self.x_dtype)
 
     def batches(self, shape: tuple[int, ...], elements: int = 0) -> list[tuple[int, ...]]:
-        """One, two and three batch dims, of sizes that differ from the normalized ones; the first of many elements."""
+        """One to four batch dims, of sizes that differ from the normalized ones; the first of many elements."""
         many = max(7, elements // math.prod(shape))
-        a, b, c = [n for n in (2, 3, 4, 5, 6, 7) if n not in shape][:3]
-        return [(many + (many in shape),), (a, b), (b, 1, c)]
+        a, b, c = [n for n in range(2, 5 + len(shape)) if n not in shape][:3]
+        return [(many + (many in shape),), (a, b), (b, 1, c), (c, a, 1, b)]
 
     def case(self, shape: tuple[int, ...], batch: tuple[int, ...], scale: float = 1.0) -> Case:
         """Rows of one size; without a bias where it would drown them."""
@@ -128,7 +130,7 @@ class Probe:
         return Case(what, self.rows(shape, batch, scale), self.weight, bias)
 
     def special_weights(self, shape: tuple[int, ...]) -> Iterator[Case]:
-        """Negative, zero and huge weights: what tells abs(weight), a clamp of the result and the like."""
+        """Weights and biases of both signs and many sizes: what tells abs(weight), a clamp and the like."""
         usual = self.case(shape, self.batches(shape)[0])
         if usual.weight is None:
             return
@@ -137,19 +139,25 @@ class Probe:
         for what, weight in (
             ("weights of both signs", signed),
             ("weights of zero", torch.zeros_like(signed)),
-            ("huge weights", signed * self.huge),
         ):
             yield usual._replace(what=what, weight=weight)
+        for size in _MAGNITUDES:
+            if 10 * size < torch.finfo(self.x_dtype).max:  # room for the spread of rows and weights
+                what = f"weights and biases of size {size:g}"
+                bias = None if usual.bias is None else usual.bias * size
+                yield usual._replace(what=what, weight=signed * size, bias=bias)
 
     def special_rows(self, shape: tuple[int, ...]) -> Iterator[Case]:
-        """Rows beside others that must not touch them: of one large element, of NaN, of zeros (the last one)."""
-        usual = self.case(shape, (4,))
-        x = usual.x.clone().view(4, -1)
+        """Rows beside others that must not touch them: of one large element, inf, NaN, zeros (the last one)."""
+        usual = self.case(shape, (6,))
+        x = usual.x.clone().view(6, -1)
         x[1] *= 0.01
         x[1, 0] = 10.0
         x[2] = math.nan
-        x[3] = 0.0
-        yield usual._replace(what="rows with one large element, NaN or only zeros", x=x.view(usual.x.shape))
+        x[3, -1] = math.inf
+        x[4, -1] = -math.inf
+        x[5] = 0.0
+        yield usual._replace(what="rows with one large element, inf, NaN or only zeros", x=x.view(usual.x.shape))
 
     def ask(self, case: Case, training: bool = False) -> Tensor:
         """The module's answer: a tensor of x's shape and type. Raises NotProven for anything else."""
@@ -163,15 +171,23 @@ class Probe:
             raise NotProven("it writes to its input")
         return y
 
-    def ask_gradients(self, case: Case, dy: Tensor) -> list[Tensor]:
-        """[y, dx, dweight, dbias] by the module's own forward and backward, without those it has no parameter for."""
+    def ask_gradients(
+        self, case: Case, dy: Tensor, of: tuple[bool, bool] = (True, True), training: bool = True
+    ) -> list[Tensor]:
+        """[y, dx, dweight, dbias] by the module's own forward and backward, without those it has no parameter for.
+
+        of: whether x and whether the parameters require gradients; only theirs are returned.
+        """
         with torch.enable_grad():
-            x, parameters = case.x.clone().requires_grad_(), self._parameters(case, True)
-            y = self._call(x, parameters, training=True)
+            x, parameters = case.x.clone().requires_grad_(of[0]), self._parameters(case, of[1])
+            y = self._call(x, parameters, training)
             if not y.requires_grad:
-                raise NotProven("its result has no gradient")
+                raise NotProven("its result has no gradient" + ("" if all(of) else " if only some of its inputs do"))
+            leaves = [t for t in (x, *parameters.values()) if t.requires_grad]
+            if _has_other_leaves(y, leaves):
+                raise NotProven("its result has gradients by a tensor that is neither its input nor its parameter")
             try:
-                grads = torch.autograd.grad(y, (x, *parameters.values()), dy, allow_unused=True)
+                grads = torch.autograd.grad(y, leaves, dy, allow_unused=True)
             except Exception as error:  # of a backward of the user's
                 raise NotProven(f"its backward fails: {error}") from error
         if any(g is None for g in grads):
@@ -201,14 +217,27 @@ class Probe:
         self._module.training = training
         parameters = self._parameters(case, False)
         self._module._parameters.update(parameters)
-        before, printed = surroundings(self._module), io.StringIO()
-        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        before = surroundings(self._module)
+        with listening() as ears:
             self._call(case.x.clone(), {}, training)
-        if printed.getvalue():
+        if any(ear.heard for ear in ears):
             return "it prints"
         if any(p._version for p in parameters.values()):
             return "it changes its parameters"
         return None if same(before, surroundings(self._module)) else "it changes attributes or variables"
+
+    def heeds_autocast(self, case: Case) -> bool:
+        """True if the module answers otherwise while autocast is on."""
+        plain = self.ask(case)
+        for dtype in (torch.bfloat16, torch.float16):
+            with torch.autocast("cpu", dtype=dtype):
+                try:
+                    y = self._call(case.x.clone(), self._parameters(case, False), training=False)
+                except NotProven:
+                    return True
+            if not isinstance(y, Tensor) or y.dtype != plain.dtype or not torch.equal(y, plain):
+                return True
+        return False
 
     def expect(self, o: Options, case: Case) -> Tensor:
         """What o says, in f64."""
@@ -224,6 +253,22 @@ class Probe:
             y = compose(o, x, weight, bias, None, case.x.dtype, case.x.dtype)[0]
             grads = torch.autograd.grad(y, [t for t in leaves if t is not None], dy.double())
         return [y.detach(), *grads]
+
+
+def _has_other_leaves(y: Tensor, leaves: list[Tensor]) -> bool:
+    """True if autograd would carry gradients from y to a tensor that is none of leaves."""
+    pending, seen = [y.grad_fn], set()
+    while pending:
+        node = pending.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if type(node).__name__ == "AccumulateGrad":
+            leaf = node.variable  # type: ignore[attr-defined]
+            if not any(leaf is t for t in leaves):
+                return True
+        pending += [following for following, _ in node.next_functions]
+    return False
 
 
 def _empty_copy(module: torch.nn.Module) -> torch.nn.Module:

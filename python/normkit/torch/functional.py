@@ -28,6 +28,7 @@ Derivatives of any order exist: the first by the engine, higher ones by differen
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -64,7 +65,7 @@ def layer_norm(
 
     weight and bias have that shape: one element is refused unless rows have one element, and there y is the bias.
     """
-    shape = _shape(normalized_shape)
+    shape = _shape("layer_norm", normalized_shape)
     o = Options("layer_norm", len(shape), eps, weight_offset, rounding, eps_mode, residual_stats)
     if residual is None and out is None and residual_out is None and not return_stats:
         return norm_plain(o, input, shape, weight, bias)
@@ -92,7 +93,7 @@ def rms_norm(
     eps=None is torch's rule: the machine epsilon of the type that sums are formed in (f64 for f64, else f32).
     A weight of one element is refused unless rows have one element, and there y is x / sqrt(x^2 + eps) * weight.
     """
-    shape = _shape(normalized_shape)
+    shape = _shape("rms_norm", normalized_shape)
     if eps is None:
         eps = default_rms_eps(getattr(input, "dtype", torch.float32))
     o = Options("rms_norm", len(shape), eps, weight_offset, rounding, eps_mode, residual_stats)
@@ -120,7 +121,7 @@ def l2_norm(
 
     A weight (or bias) of one element serves all elements of a row: ScaleNorm. Rows of one element give their sign.
     """
-    shape = _shape(normalized_shape)
+    shape = _shape("l2_norm", normalized_shape)
     o = Options("l2_norm", len(shape), eps, weight_offset, rounding, "inside", residual_stats)
     return norm(o, input, shape, weight, bias, residual, out, residual_out, return_stats)
 
@@ -128,12 +129,13 @@ def l2_norm(
 def normalize(
     input: Tensor, p: float = 2.0, dim: int | Sequence[int] = 1, eps: float = 1e-12, out: Tensor | None = None
 ) -> Tensor:
-    """torch.nn.functional.normalize: by the engine for p = 2 and one dim, by torch otherwise.
+    """torch.nn.functional.normalize: by the engine for p = 2, one dim and a finite eps >= 0, by torch otherwise.
 
     At a zero row the result is 0 and the derivative 1/eps, as in torch: there the function is x / eps.
     """
-    if p != 2.0 or not isinstance(dim, int) or not isinstance(input, Tensor) or not -input.dim() <= dim < input.dim():
+    if p != 2.0 or not isinstance(input, Tensor) or not _is_dim(dim, input) or not _is_usual_eps(eps):
         return F.normalize(input, p, dim, eps, out)  # type: ignore[arg-type]
+    assert isinstance(dim, int)
     where = route(input, out)
     if input.shape[dim] == 0 or where == "torch" or (out is not None and out.shape != input.shape):
         return F.normalize(input, p, dim, eps, out)
@@ -147,15 +149,40 @@ def normalize(
     return result
 
 
+def _is_dim(dim: object, x: Tensor) -> bool:
+    """True if dim is one dim of x. True and False are none: torch refuses them."""
+    return isinstance(dim, int) and not isinstance(dim, bool) and -x.dim() <= dim < x.dim()
+
+
+def _is_usual_eps(eps: object) -> bool:
+    return isinstance(eps, (int, float)) and 0.0 <= eps < math.inf
+
+
 def norm_plain(
     o: Options, x: Tensor, shape: tuple[int, ...], weight: Tensor | None = None, bias: Tensor | None = None
 ) -> Tensor:
     """`norm` without residual, outputs and statistics: by the shortest path that is right."""
-    if weight is not None and len(shape) == 1 and shape[0] != 1 and tuple(weight.shape) == shape:
+    if fits(shape, weight, bias):
         y = fast(o, x, weight, bias)
         if y is not None:
             return y
     return norm(o, x, shape, weight, bias)  # type: ignore[no-any-return]
+
+
+def fits(shape: tuple[int, ...], weight: Tensor | None, bias: Tensor | None) -> bool:
+    """True if weight and bias are as `normalized_shape` says and the engine will compare the last dims of x with them.
+
+    One element it would take for all of a longer row.
+    """
+    try:
+        return (
+            weight is not None
+            and weight.shape == shape
+            and weight.numel() > 1
+            and (bias is None or bias.shape == shape)
+        )
+    except AttributeError:  # not a tensor: `norm` says so
+        return False
 
 
 def norm(
@@ -173,7 +200,9 @@ def norm(
     if out is not None or residual_out is not None:
         return _norm_into(o, x, shape, weight, bias, residual, out, residual_out, stats)
     where = route(x, weight, bias, residual)
-    if where == "torch" or o.eps < 0.0:  # torch gives a negative eps a meaning; its own operator may have it
+    if where == "torch":
+        _check_tensors(o, x, weight, bias, residual)
+    if _has_negative_eps(o) or where == "torch":  # torch gives a negative eps a meaning; its own operator may have it
         return _by_torch(o, x, shape, weight, bias, residual, stats)
     _check_shapes(o, x, shape, weight, bias, residual)
     if where == "op":
@@ -201,11 +230,12 @@ def _norm_into(
         raise ValueError(f"{o.kind}: residual_out is given without residual")
     outputs = {name: t for name, t in (("out", out), ("residual_out", residual_out)) if t is not None}
     _outputs.check_writable(o.kind, outputs, (x, weight, bias, residual))
-    if route(x, weight, bias, residual, out, residual_out) == "direct" and o.eps >= 0.0:
+    if not _has_negative_eps(o) and route(x, weight, bias, residual, out, residual_out) == "direct":
         _check_shapes(o, x, shape, weight, bias, residual)
         result = _pack(*_engine.forward(o, x, weight, bias, residual, out, residual_out, stats), stats)
         _outputs.written(outputs)
         return result
+    _check_tensors(o, x, weight, bias, residual)
     if not isinstance(x, Tensor) or not isinstance(residual, (Tensor, type(None))):
         return norm(o, x, shape, weight, bias, residual, stats=stats)  # which raises and names the argument
     _outputs.check_like(o.kind, outputs, x)
@@ -249,12 +279,32 @@ def fast(o: Options, x: Tensor, weight: Tensor | None, bias: Tensor | None) -> T
     return None
 
 
-def _shape(normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
+def _shape(kind: str, normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
     if isinstance(normalized_shape, int):
         return (normalized_shape,)
+    if isinstance(normalized_shape, (tuple, list)):
+        return tuple(normalized_shape)
+    given = f"{kind}: normalized_shape is a {type(normalized_shape).__name__}"
     if isinstance(normalized_shape, Tensor):
-        raise TypeError("normalized_shape is a Tensor, expected sizes: as in torch, weight is the argument after it")
+        raise TypeError(f"{given}, expected sizes: as in torch, weight is the argument after it")
+    if not isinstance(normalized_shape, Sequence) or isinstance(normalized_shape, (str, bytes)):
+        raise TypeError(f"{given}, expected an int or a sequence of ints")
     return tuple(normalized_shape)
+
+
+def _has_negative_eps(o: Options) -> bool:
+    try:
+        return bool(o.eps < 0.0)
+    except TypeError:
+        raise TypeError(f"{o.kind}: eps is {o.eps!r}, expected a number") from None
+
+
+def _check_tensors(o: Options, x: Any, weight: Any, bias: Any, residual: Any) -> None:
+    """Raise TypeError for an operand that is no tensor, nor (as what torch.fx traces with) stands for one."""
+    for name, t in (("input", x), ("weight", weight), ("bias", bias), ("residual", residual)):
+        stands_in = isinstance(t, Tensor) or hasattr(type(t), "__torch_function__")
+        if not stands_in and (t is not None or name == "input"):
+            raise TypeError(f"{o.kind}: {name} is a {type(t).__name__}, expected a torch.Tensor")
 
 
 def _pack(y: Tensor, h: Tensor | None, mean: Tensor | None, rstd: Tensor | None, stats: bool) -> Any:

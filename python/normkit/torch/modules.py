@@ -8,7 +8,7 @@ from torch import Tensor
 from . import _engine
 from ._options import Options, default_rms_eps
 from ._route import DIRECT, REFUSALS, gate
-from .functional import norm_plain
+from .functional import fits, norm_plain
 
 __all__ = ["LayerNorm", "RMSNorm"]
 
@@ -26,7 +26,7 @@ class LayerNorm(torch.nn.LayerNorm):
         except KeyError:  # a parametrized or pruned module
             weight, bias = self.weight, self.bias
         shape = self.normalized_shape
-        if weight is not None and (len(shape) != 1 or shape[0] != 1) and gate(input, weight, bias) == DIRECT:
+        if gate(input, weight, bias) == DIRECT and fits(shape, weight, bias):
             try:
                 return _layer_norm(input, weight, bias, eps=self.eps, axis=-len(shape))  # type: ignore[no-any-return]
             except REFUSALS:
@@ -46,7 +46,7 @@ class RMSNorm(torch.nn.RMSNorm):
         shape, eps = self.normalized_shape, self.eps
         if eps is None:
             eps = default_rms_eps(x.dtype)
-        if weight is not None and (len(shape) != 1 or shape[0] != 1) and gate(x, weight, None) == DIRECT:
+        if gate(x, weight, None) == DIRECT and fits(shape, weight, None):
             try:
                 return _rms_norm(x, weight, None, eps=eps, axis=-len(shape))  # type: ignore[no-any-return]
             except REFUSALS:

@@ -103,6 +103,8 @@ def test_out_and_residual_out_receive_the_results():
     assert torch.equal(out, y) and torch.equal(residual_out, h)
     with pytest.raises(RuntimeError, match="do not support autograd"):
         F.rms_norm(x.requires_grad_(), (32,), out=out)
+    with pytest.raises(TypeError, match=r"rms_norm: weight is a list, expected a torch\.Tensor"):
+        F.rms_norm(residual, (32,), [1.0] * 32, out=out)
 
 
 def test_input_is_never_written_to():
@@ -153,7 +155,7 @@ def test_no_rows():
     assert y.shape == (0, 8) and x.grad.shape == (0, 8) and torch.equal(weight.grad, torch.zeros(8))
 
 
-X = torch.ones(2, 4)
+X, W = torch.ones(2, 4), torch.ones(4)
 MISTAKES = [
     (
         lambda: F.layer_norm(X, (5,)),
@@ -171,8 +173,25 @@ MISTAKES = [
     (lambda: F.rms_norm(X, (4,), eps_mode="near"), ValueError, "rms_norm: eps_mode is 'near'"),
     (lambda: F.rms_norm(X, (4,), weight_offset=1.0), ValueError, "rms_norm: weight_offset"),
     (lambda: F.layer_norm(torch.ones(2, 0), (0,)), ValueError, "layer_norm"),
-    (lambda: F.layer_norm(None, (4,)), TypeError, "layer_norm"),
-    (lambda: F.rms_norm("x", (4,)), TypeError, "rms_norm"),
+    (lambda: F.layer_norm(None, (4,)), TypeError, r"layer_norm: input is a NoneType, expected a torch\.Tensor"),
+    (lambda: F.rms_norm("x", (4,)), TypeError, "rms_norm: input is a str"),
+    (lambda: F.layer_norm(X, (4,), W, torch.ones(1)), ValueError, r"layer_norm: bias has shape \[1\], expected \[4\]"),
+    (lambda: F.rms_norm(X, (4,), [1.0] * 4), TypeError, r"rms_norm: weight is a list, expected a torch\.Tensor"),
+    (
+        lambda: F.layer_norm(X, (4,), np.ones(4)),
+        TypeError,
+        r"layer_norm: weight is a ndarray, expected a torch\.Tensor",
+    ),
+    (lambda: F.layer_norm(X, (4,), W, [0.0] * 4), TypeError, r"layer_norm: bias is a list, expected a torch\.Tensor"),
+    (lambda: F.l2_norm(X, (4,), 2.0), TypeError, r"l2_norm: weight is a float, expected a torch\.Tensor"),
+    (lambda: F.rms_norm(X, (4,), residual=1.0), TypeError, r"rms_norm: residual is a float, expected a torch\.Tensor"),
+    (lambda: F.layer_norm(X, (4,), W, eps="1e-5"), TypeError, "layer_norm: eps is '1e-5', expected a number"),
+    (lambda: F.layer_norm(X, (4,), eps=None), TypeError, "layer_norm: eps is None, expected a number"),
+    (lambda: F.l2_norm(X, (4,), eps=[1e-5]), TypeError, r"l2_norm: eps is \[1e-05\], expected a number"),
+    (lambda: F.rms_norm(X, 4.0), TypeError, "rms_norm: normalized_shape is a float, expected an int or a sequence"),
+    (lambda: F.layer_norm(X, None), TypeError, "layer_norm: normalized_shape is a NoneType, expected an int or"),
+    (lambda: F.layer_norm(X, "4"), TypeError, "layer_norm: normalized_shape is a str, expected an int or a sequence"),
+    (lambda: F.l2_norm(X, W), TypeError, "l2_norm: normalized_shape is a Tensor, expected sizes"),
 ]
 
 
@@ -227,6 +246,12 @@ def test_normalize_leaves_other_norms_and_several_dims_to_torch():
         assert torch.equal(F.normalize(x, **options), torch.nn.functional.normalize(x, **options))
     with pytest.raises(IndexError):
         F.normalize(x, dim=3)
+    for eps in (-1.0, float("nan"), float("inf")):
+        ours, theirs = F.normalize(x, eps=eps), torch.nn.functional.normalize(x, eps=eps)
+        torch.testing.assert_close(ours, theirs, rtol=0, atol=0, equal_nan=True)
+    for mistake in ({"dim": True}, {"eps": "1e-12"}, {"eps": None}):
+        with pytest.raises(TypeError):
+            F.normalize(x, **mistake)
 
 
 def test_scale_norm_is_l2_norm_with_one_weight():

@@ -42,6 +42,25 @@ def test_wrong_widths_are_refused(ours, theirs):
                 module(x)
 
 
+@pytest.mark.parametrize("grad", [False, True], ids=["no_grad", "grad"])
+@pytest.mark.parametrize("ours,theirs", PAIRS, ids=["LayerNorm", "RMSNorm"])
+def test_one_element_does_not_stand_for_a_row(ours, theirs, grad):
+    one = torch.nn.Parameter(torch.ones(1))
+    weight, bias = ours(6), ours(6)
+    weight.weight = one
+    cases = [(ours((1, 1)), make(5, 7, 9)), (ours(1), make(5, 7)), (weight, make(2, 6)), (weight, make(2, 7))]
+    if ours is normkit.torch.LayerNorm:
+        bias.bias = one
+        cases.append((bias, make(2, 6)))
+    for module, x in cases:
+        with torch.set_grad_enabled(grad), pytest.raises(ValueError, match=r"expected (last dimensions )?\[[16]"):
+            module(x)
+        with pytest.raises(RuntimeError):
+            theirs.forward(module, x)
+    with torch.set_grad_enabled(grad):
+        close_to_torch(ours((1, 1))(make(5, 1, 1)), theirs((1, 1))(make(5, 1, 1)))
+
+
 @pytest.mark.parametrize("ours,theirs", PAIRS, ids=["LayerNorm", "RMSNorm"])
 def test_copies_and_files(ours, theirs):
     module, x = ours(8), make(3, 8)

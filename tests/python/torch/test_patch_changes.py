@@ -1,6 +1,8 @@
 """Modules that change after they were patched: what they compute is always what their own forward would."""
 
 import copy
+import io
+import sys
 
 import normkit.torch
 import pytest
@@ -159,3 +161,95 @@ def test_parametrized_weights_follow():
     expected = 2 * module(x)
     parametrize.register_parametrization(module, "weight", Twice())
     close_to_torch(module(x), expected)
+
+
+def scaled(self, x):
+    return 2 * Norm.forward(self, x)
+
+
+def new_class():
+    """A class of its own for one test, which may change it; importable for pickle."""
+
+    class ChangingNorm(Norm):
+        gain_of_class = 1.0
+
+        def forward(self, x):
+            return super().forward(x) * self.gain_of_class
+
+    ChangingNorm.__qualname__ = "ChangingNorm"
+    return ChangingNorm
+
+
+def test_a_forward_that_is_replaced_on_the_class_is_called():
+    cls, x = new_class(), make(4, WIDTH)
+    module, original = cls(), cls.forward
+    patch(module)
+    expected = module(x)
+    copied = copy.deepcopy(module)
+    cls.forward = scaled
+    for m in (module, copied, copy.deepcopy(module)):
+        torch.testing.assert_close(m(x), 2 * expected)
+    cls.forward = original
+    assert torch.equal(module(x), expected)
+
+
+def test_a_forward_that_a_base_class_gets_later_is_called():
+    cls, x = new_class(), make(4, WIDTH)
+    derived = type("DerivedNorm", (cls,), {})
+    module = derived()
+    patch(module)
+    expected = module(x)
+    cls.forward = scaled
+    torch.testing.assert_close(module(x), 2 * expected)
+
+
+@pytest.mark.parametrize("when", ["before saving", "never"])
+def test_saved_modules_know_whether_their_forward_was_replaced(when, monkeypatch):
+    cls, x = new_class(), make(4, WIDTH)
+    monkeypatch.setattr(sys.modules[__name__], "ChangingNorm", cls, raising=False)
+    module, original = cls(), cls.forward
+    original.__qualname__ = "a name under which there is nothing"
+    patch(module)
+    expected = module(x)
+    if when == "before saving":
+        cls.forward = scaled
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    assert engine_answers(loaded, x, monkeypatch) == (when == "never")
+    torch.testing.assert_close(loaded(x), expected if when == "never" else 2 * expected)
+
+
+def test_numbers_of_the_class_count():
+    cls, x = new_class(), make(4, WIDTH)
+    module = cls()
+    patch(module)
+    expected = module(x)
+    cls.gain_of_class = 3.0
+    torch.testing.assert_close(module(x), 3 * expected)
+    del cls.gain_of_class
+    with pytest.raises(AttributeError, match="gain_of_class"):
+        module(x)
+
+
+def test_a_forward_made_anew_at_every_access_is_left():
+    class Anew:
+        def __get__(self, instance, owner):
+            return Norm.forward.__get__(instance) if instance is not None else lambda self, x: Norm.forward(self, x)
+
+    module = type("AnewNorm", (Norm,), {"forward": Anew()})()
+    assert "anew" in patch(module).left[""]
+
+
+def test_compiled_modules_notice_a_forward_that_is_replaced():
+    torch._dynamo.reset()
+    cls, x = new_class(), make(4, WIDTH)
+    module = cls()
+    patch(module)
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    expected = compiled(x)
+    cls.gain_of_class = 3.0
+    torch.testing.assert_close(compiled(x), 3 * expected)
+    cls.forward = scaled
+    torch.testing.assert_close(compiled(x), 2 * expected)
