@@ -128,7 +128,9 @@ TEST(Tolerance, PublishedErrorTable) {
     // The reference of f64 is a long double, whose width differs between machines.
     const double share = key.second == DType::f64 ? 0.05 : 0;
     for (size_t i = 0; i < got.size(); ++i)
-      EXPECT_NEAR(got[i], expected[i], 0.0101 + share * expected[i]) << "docs/numerics.md is out of date; the measured row is\n" << row;
+      EXPECT_NEAR(got[i], expected[i], 0.0101 + share * expected[i])
+          << "docs/numerics.md is out of date; the measured row is\n"
+          << row;
   }
 }
 
