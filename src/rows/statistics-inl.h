@@ -11,9 +11,6 @@ template <class D>
 NORMKIT_INLINE D max_or_nan(D a, D b) {
   return a < b ? b : a;
 }
-struct RowMoments {
-  VD n, origin, shift, m2, slack;
-};
 
 // ---- block sums ------------------------------------------------------------------------------------------------------
 // The 64 lanes of the sums of one block, kept in memory between two calls of the sweep.
@@ -260,6 +257,10 @@ NORMKIT_INLINE void group_sums(const SrcOf& src, int count, int64_t cols, GroupS
   s2.finish(count, out.s2);
 }
 
+// Moments of a vector of rows.
+struct RowMoments {
+  VD n, origin, shift, m2, slack;
+};
 // finish() for a group; by finish() itself if the recipe or a row asks for more, then it returns true.
 template <bool kCentre, class SrcOf>
 NORMKIT_INLINE bool finish_group(const GroupSums& g, int count, const Recipe& r, int64_t cols, const SrcOf& src,
