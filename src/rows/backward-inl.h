@@ -1,5 +1,5 @@
-// Backward kernels. Per group of rows: the sums over each row, then one pass over the columns that writes dx and adds
-// the group's rows, in rising order, to the weight gradients while those are in registers.
+// Backward kernels. Pass 1 sums over each row of a group, pass 2 goes over its columns, writes dx and adds the rows, in
+// rising order, to the sums of the weight gradients. Out of cache pass 1 of the next group runs beside pass 2.
 #pragma once
 
 #include "rows/statistics-inl.h"
@@ -7,14 +7,15 @@
 namespace normkit::NORMKIT_SIMD {
 namespace {
 
-// Rows of a group: at most kGradRows (divides kGradBlock), and as many as stay in the L2 cache with their dy.
+// Rows of a group: at most kGradRows (divides kGradBlock), and as many as stay in a quarter of the L1 cache with their dy.
 inline constexpr int kGradRows = 4;
-inline constexpr int64_t kGradGroupBytes = 32 << 10;
+inline constexpr int64_t kGradGroupBytes = 8 << 10;
 
 // Which optional operands a loop handles, as Form does for forward: one loop each for the common combinations.
 struct GradForm {
   bool generic = false;
   bool weight = false, dres = false;
+  bool sums = false;  // of dweight, and of dbias where a mean is subtracted
   constexpr bool operator==(const GradForm&) const = default;
 };
 inline constexpr GradForm kGenericGrad{.generic = true};
@@ -29,18 +30,18 @@ struct GradRow {
   V c1{}, c2{};  // dx = rstd * ((g - c1) - xhat * c2)
   double c1_d = 0, c2_d = 0;
 };
-NORMKIT_INLINE GradRow row_of(const Backward& call, int64_t row, const RowStats& stats) {
-  const Recipe& r = call.recipe;
-  return {row_of(call.src, row),
-          row_of(call.dy, row),
-          row_of(call.weight, 0),
-          row_of(call.dres, row),
-          row_of(call.dx, row),
-          xhat_maker(stats),
-          &stats,
-          splat(static_cast<C>(r.weight_offset)),
-          r.round_xhat,
-          r.offset};
+// Fills a row in its place, field by field: a copy of the whole would wait for the stores that made it.
+NORMKIT_INLINE void set_row(GradRow& r, const Backward& call, int64_t row, const RowStats& stats) {
+  r.src = row_of(call.src, row);
+  r.dy = row_of(call.dy, row);
+  r.weight = row_of(call.weight, 0);
+  r.dres = row_of(call.dres, row);
+  r.dx = row_of(call.dx, row);
+  r.xhat = xhat_maker(stats);
+  r.stats = &stats;
+  r.offset = splat(static_cast<C>(call.recipe.weight_offset));
+  r.round_xhat = call.recipe.round_xhat;
+  r.add_offset = call.recipe.offset;
 }
 // Loads of operands whose type a form knows.
 template <GradForm f>
@@ -91,7 +92,7 @@ struct StagedGrad {
 template <bool kCentre, GradForm f>
 struct GradOp {
   static constexpr int kSums = kCentre ? 2 : 1;
-  GradRow r;
+  const GradRow& r;
 
   NORMKIT_INLINE void add(int64_t c, PairRef sum_g, PairRef sum_gx) const { add_pair<f>(r, c, sum_g, sum_gx); }
   __attribute__((noinline)) void add_partial(int64_t c, int64_t count, PairRef sum_g, PairRef sum_gx) const {
@@ -107,18 +108,6 @@ struct GradOp {
     sum_gx = fma(g, xhat_of<kCentre, form.generic>(r.xhat, load_h<form>(r, c)), Pair(sum_gx));
   }
 };
-
-template <bool kCentre, GradForm f>
-NORMKIT_INLINE GradSums grad_sums(const GradRow& r, int64_t begin, int64_t end) {
-  GradSums total;
-  for (int64_t c = begin; c < end; c += kBlock) {
-    Lanes lanes;
-    sweep<true>(lanes, c, min64(c + kBlock, end), GradOp<kCentre, f>{r});
-    if (kCentre) total.g += static_cast<double>(sum_lanes(lanes.s1));
-    total.gx += static_cast<double>(sum_lanes(lanes.s2));
-  }
-  return total;
-}
 
 // Rows whose rstd does not fit x's compute type, in f64 like their xhat.
 __attribute__((noinline)) Pair slow_dx(const GradRow& r, Pair g, Pair xhat, Pair dres) {
@@ -155,129 +144,239 @@ NORMKIT_INLINE void grad_pair(const GradRow& r, int64_t c, Pair weight, WeightSu
     const Pair dx = dx_of<kCentre, f>(r, c, g_of<f>(r, dy, weight), xhat);
     store<kStream, !f.generic>(f.generic ? r.dx : RowPtr{r.dx.p, false}, c, dx);
   }
-  sums.dw = fma(dy, f.generic && r.round_xhat ? round_x(xhat) : xhat, sums.dw);
-  sums.db = sums.db + dy;
+  if (f.generic || f.sums) sums.dw = fma(dy, f.generic && r.round_xhat ? round_x(xhat) : xhat, sums.dw);
+  if (f.generic || (f.sums && kCentre)) sums.db = sums.db + dy;
 }
 
 // Sums of one weight-gradient block; null if not wanted.
 struct BlockSums {
   C *dweight, *dbias;
+  template <bool kCentre, GradForm f>
   NORMKIT_INLINE WeightSums load(int64_t c) const {
     WeightSums s{};
-    if (dweight) s.dw = {load_vec<V>(dweight + c), load_vec<V>(dweight + c + L)};
-    if (dbias) s.db = {load_vec<V>(dbias + c), load_vec<V>(dbias + c + L)};
+    if (f.generic ? dweight != nullptr : f.sums) s.dw = load_sum(dweight + c);
+    if (f.generic ? dbias != nullptr : f.sums && kCentre) s.db = load_sum(dbias + c);
     return s;
   }
+  template <bool kCentre, GradForm f>
   NORMKIT_INLINE void store(int64_t c, const WeightSums& s) const {
-    if (dweight) store_vec(s.dw.a, dweight + c), store_vec(s.dw.b, dweight + c + L);
-    if (dbias) store_vec(s.db.a, dbias + c), store_vec(s.db.b, dbias + c + L);
+    if (f.generic ? dweight != nullptr : f.sums) store_sum(s.dw, dweight + c);
+    if (f.generic ? dbias != nullptr : f.sums && kCentre) store_sum(s.db, dbias + c);
   }
+
+ private:
+  static NORMKIT_INLINE Pair load_sum(const C* p) { return {load_vec<V>(p), load_vec<V>(p + L)}; }
+  static NORMKIT_INLINE void store_sum(Pair v, C* p) { store_vec(v.a, p), store_vec(v.b, p + L); }
 };
 
-// Columns that a row takes at a time: their block sums stay in the L1 cache for the group's next row. (All rows of a
-// group at once, column by column, would keep the sums in registers, but rows that lie a power of two apart share the
-// cache's sets: measured 4-7x slower.)
-inline constexpr int64_t kGradChunk = 512;
+// Columns of one turn of the overlapped loop, as in forward; the block sums stay in the L1 cache for the next rows.
+inline constexpr int64_t kGradChunk = 1024;
+// Rows that take a column together, with their block sums in registers. No more: rows that lie a power of two apart share
+// the cache's sets (measured with 4: 4-7x slower). One where dx is streamed: two streams that take turns drain the write
+// buffers.
+inline constexpr int kTogether = 2;
 
-// Whole pairs of columns [c, end) of one row. `ahead_x`, `ahead_dy`: bytes from the row to the one that is read in its
-// place by the next group, so that its memory is on the way while this one is written.
-template <bool kCentre, GradForm f, bool kStream>
-NORMKIT_INLINE void grad_pairs(const GradRow& row, int64_t c, int64_t end, const BlockSums block, int64_t ahead_x,
-                               int64_t ahead_dy) {
-  const GradRow r = row;  // a copy that no store can change: its fields stay in registers
-  const char *x = r.src.x.p + ahead_x, *dy = r.dy.p + ahead_dy;
+// Bytes from what pass 2 reads to what pass 1 of the next group reads soon, so that its memory is on the way while dx is
+// written. Only an address: it may lie behind the last row.
+struct GradAhead {
+  int64_t x = 0, dy = 0;
+};
+NORMKIT_INLINE GradAhead ahead_of(const Backward& call, int64_t rows, int64_t elems) {
+  const int64_t bytes = elems * static_cast<int64_t>(sizeof(X));
+  return {rows * call.src.x.step + bytes, rows * call.dy.step + bytes};
+}
+
+// Whole pairs of columns [c, end) of kRows rows.
+template <bool kCentre, GradForm f, bool kStream, int kRows>
+NORMKIT_INLINE void grad_pairs(const GradRow* rows, int64_t c, int64_t end, const BlockSums block, GradAhead ahead) {
+  static_assert(kRows == 1 || (kRows == kTogether && !kStream));
+  const GradRow first = rows[0], second = rows[kRows - 1];  // copies that no store can change: they stay in registers
   for (; c < end; c += kPairElems) {
     if (kStream) {
-      prefetch_far(x + c * static_cast<int64_t>(sizeof(X)));
-      prefetch_far(dy + c * static_cast<int64_t>(sizeof(X)));
+      prefetch_far(first.src.x.p + ahead.x + c * static_cast<int64_t>(sizeof(X)));
+      prefetch_far(first.dy.p + ahead.dy + c * static_cast<int64_t>(sizeof(X)));
     }
-    WeightSums sums = block.load(c);
-    grad_pair<kCentre, f, kStream>(r, c, weight_of<f>(r, c), sums);
-    block.store(c, sums);
+    WeightSums sums = block.load<kCentre, f>(c);
+    const Pair weight = weight_of<f>(first, c);
+    grad_pair<kCentre, f, kStream>(first, c, weight, sums);
+    if (kRows == kTogether) grad_pair<kCentre, f, kStream>(second, c, weight, sums);
+    block.store<kCentre, f>(c, sums);
   }
 }
 
 template <bool kCentre>
 __attribute__((noinline)) void grad_partial(const GradRow& r, int64_t c, int64_t count, const BlockSums& block) {
   StagedGrad staged(r, c, count);
-  WeightSums sums = block.load(c);
+  WeightSums sums = block.load<kCentre, kGenericGrad>(c);
   grad_pair<kCentre, kGenericGrad, false>(staged.row, c, weight_of<kGenericGrad>(staged.row, c), sums);
-  block.store(c, sums);
+  block.store<kCentre, kGenericGrad>(c, sums);
   staged.dx.flush(r.dx, c, count);
 }
 
 // Columns [c, end) of `count` rows, in rising order for every column.
 template <bool kCentre, GradForm f, bool kStream>
 NORMKIT_INLINE void grad_columns(const GradRow* rows, int count, int64_t c, int64_t end, const BlockSums& block,
-                                 int64_t ahead_x, int64_t ahead_dy) {
-  for (; c < end; c += kGradChunk) {
-    const int64_t stop = min64(c + kGradChunk, end), whole = c + (stop - c) / kPairElems * kPairElems;
-    for (int k = 0; k < count; ++k) {
-      grad_pairs<kCentre, f, kStream>(rows[k], c, whole, block, ahead_x, ahead_dy);
-      if (whole < stop) grad_partial<kCentre>(rows[k], whole, stop - whole, block);
-    }
-  }
+                                 GradAhead ahead = {}) {
+  const int64_t whole = c + (end - c) / kPairElems * kPairElems;
+  int k = 0;
+  if constexpr (!kStream)
+    for (; k + kTogether <= count; k += kTogether)
+      grad_pairs<kCentre, f, kStream, kTogether>(rows + k, c, whole, block, ahead);
+  for (; k < count; ++k) grad_pairs<kCentre, f, kStream, 1>(rows + k, c, whole, block, ahead);
+  if (whole == end) return;
+  for (k = 0; k < count; ++k) grad_partial<kCentre>(rows[k], whole, end - whole, block);
+}
+
+// Of any form; out of line, since every form needs it for its slow rows.
+template <bool kCentre>
+__attribute__((noinline)) void any_columns(const GradRow* rows, int count, int64_t c, int64_t end,
+                                           const BlockSums& block) {
+  grad_columns<kCentre, kGenericGrad, false>(rows, count, c, end, block);
 }
 
 NORMKIT_INLINE double get_stat(const Operand& o, int64_t row) {
   const char* p = o.data + row * o.step;
   return o.f32 ? static_cast<double>(*reinterpret_cast<const float*>(p)) : *reinterpret_cast<const double*>(p);
 }
+// In place: a copy would wait for the stores that made it.
 template <bool kCentre>
-NORMKIT_INLINE RowStats saved_stats(const Backward& call, int64_t row) {
-  if (!call.rstd.data) return row_stats<kCentre>(row_of(call.src, row), call.recipe, call.cols);
-  RowStats s;
+NORMKIT_INLINE void get_stats(RowStats& s, const Backward& call, int64_t row) {
+  if (!call.rstd.data) {
+    s = row_stats<kCentre>(row_of(call.src, row), call.recipe, call.cols);
+    return;
+  }
+  s.scale = s.c = 1;
   s.rstd = s.rstd_out = held(get_stat(call.rstd, row));
-  s.mean_out = kCentre ? get_stat(call.mean, row) : 0;
-  set_mean(s, s.mean_out, 0);
+  set_mean(s, kCentre ? get_stat(call.mean, row) : 0, 0);
   s.slow = !fits_compute_type(s);
   if (s.slow) s.m0 = s.mean_out, s.delta = 0;
-  return s;
 }
 
-template <bool kCentre, GradForm f>
-void backward_rows(const Backward& call, int64_t row0, int64_t row1, const BlockSums& block) {
-  RowStats stats[kGradRows];
-  const int64_t fit = kGradGroupBytes / (2 * call.cols * static_cast<int64_t>(sizeof(X)));
-  const int64_t group = min64(kGradRows, fit > 1 ? fit : 1);
-  for (int64_t row = row0; row < row1; row += group) {
-    const int count = static_cast<int>(min64(group, row1 - row));
-    GradRow rows[kGradRows];
-    bool stream = call.stream, slow = false;
+// A few rows on their way: first the sums over them, then their columns.
+template <bool kCentre>
+class GradGroup {
+ public:
+  int count = 0;
+  bool slow = false;
+  GradRow rows[kGradRows];
+
+  void open(const Backward& call, int64_t row, int64_t row1, int64_t group) {
+    count = static_cast<int>(min64(group, row1 - row));
+    slow = false;
     for (int k = 0; k < count; ++k) {
-      stats[k] = saved_stats<kCentre>(call, row + k);
-      slow = slow || stats[k].slow;
-      rows[k] = row_of(call, row + k, stats[k]);
-      stream = stream && aligned(rows[k].dx);
-    }
-    for (int k = 0; k < count && call.dx.data; ++k)
-      set_sums(rows[k], call.recipe, call.cols,
-               slow ? grad_sums<kCentre, kGenericGrad>(rows[k], 0, call.cols)
-                    : grad_sums<kCentre, f>(rows[k], 0, call.cols));
-    const int64_t ahead_x = group * call.src.x.step, ahead_dy = group * call.dy.step;
-    if (slow) {
-      grad_columns<kCentre, kGenericGrad, false>(rows, count, 0, call.cols, block, 0, 0);
-    } else if (stream) {
-      grad_columns<kCentre, f, true>(rows, count, 0, call.cols, block, ahead_x, ahead_dy);
-    } else {
-      grad_columns<kCentre, f, false>(rows, count, 0, call.cols, block, 0, 0);
+      get_stats<kCentre>(stats_[k], call, row + k);
+      slow = slow || stats_[k].slow;
+      set_row(rows[k], call, row + k, stats_[k]);
+      totals_[k] = {};
     }
   }
+  // One row with these statistics.
+  void open(const Backward& call, int64_t row, const RowStats& stats) {
+    count = 1;
+    set_row(rows[0], call, row, stats);
+    totals_[0] = {};
+  }
+  // Adds columns [c, end) of one block to the rows' sums; end is a multiple of 64 or the end of the rows.
+  template <GradForm f>
+  __attribute__((noinline)) void sum(int64_t c, int64_t end, int64_t cols) {
+    for (int k = 0; k < count; ++k) {
+      if (!f.generic && slow) {
+        sum_row<kGenericGrad>(k, c, end);
+      } else {
+        sum_row<f>(k, c, end);
+      }
+    }
+    if (end % kBlock == 0 || end == cols) close_block();
+  }
+  const GradSums& total(int k) const { return totals_[k]; }
+  void set_sums(const Backward& call) {
+    for (int k = 0; k < count; ++k) NORMKIT_SIMD::set_sums(rows[k], call.recipe, call.cols, totals_[k]);
+  }
+
+ private:
+  template <GradForm f>
+  NORMKIT_INLINE void sum_row(int k, int64_t c, int64_t end) {
+    if (c % kBlock == 0) {
+      sweep<true>(lanes_[k], c, end, GradOp<kCentre, f>{rows[k]});
+    } else {
+      sweep<false>(lanes_[k], c, end, GradOp<kCentre, f>{rows[k]});
+    }
+  }
+  void close_block() {
+    RowSums<kGradRows> g, gx;
+    C sum_g[kGradRows] = {}, sum_gx[kGradRows];
+    for (int k = 0; k < count; ++k) {
+      if (kCentre) g.put(k, lanes_[k].s1);
+      gx.put(k, lanes_[k].s2);
+    }
+    if (kCentre) g.finish(count, sum_g);
+    gx.finish(count, sum_gx);
+    for (int k = 0; k < count; ++k) {
+      totals_[k].g += static_cast<double>(sum_g[k]);
+      totals_[k].gx += static_cast<double>(sum_gx[k]);
+    }
+  }
+
+  RowStats stats_[kGradRows];
+  Lanes lanes_[kGradRows];
+  GradSums totals_[kGradRows];
+};
+
+template <bool kCentre, GradForm f, bool kStream>
+void backward_groups(const Backward& call, int64_t row0, int64_t row1, const BlockSums& block) {
+  GradGroup<kCentre> groups[2];
+  const int64_t fit = kGradGroupBytes / (2 * call.cols * static_cast<int64_t>(sizeof(X)));
+  const int64_t group = min64(kGradRows, fit > 1 ? fit : 1);
+  const GradAhead ahead = ahead_of(call, group, kGradChunk);
+  for (int64_t row = row0; row < row1; row += group) {
+    const int64_t turn = (row - row0) / group % 2;
+    GradGroup<kCentre>&now = groups[turn], &next = groups[1 - turn];
+    const bool more = kStream && row + group < row1;
+    if (!kStream || row == row0) {
+      now.open(call, row, row1, group);
+      for (int64_t c = 0; c < call.cols && call.dx.data; c += kBlock)
+        now.template sum<f>(c, min64(c + kBlock, call.cols), call.cols);
+      now.set_sums(call);
+    }
+    if (more) next.open(call, row + group, row1, group);
+    for (int64_t c = 0; c < call.cols; c += kGradChunk) {
+      const int64_t end = min64(c + kGradChunk, call.cols);
+      if (more) next.template sum<f>(c, end, call.cols);
+      if (now.slow) {
+        any_columns<kCentre>(now.rows, now.count, c, end, block);
+      } else {
+        grad_columns<kCentre, f, kStream>(now.rows, now.count, c, end, block, ahead);
+      }
+    }
+    if (more) next.set_sums(call);
+  }
+}
+template <bool kCentre, GradForm f>
+void backward_rows(const Backward& call, int64_t row0, int64_t row1, const BlockSums& block) {
+  if (!f.generic && call.stream && aligned(row_of(call.dx, row0)) && call.dx.step % kVecBytes == 0)
+    return backward_groups<kCentre, f, true>(call, row0, row1, block);
+  backward_groups<kCentre, f, false>(call, row0, row1, block);
 }
 using BackwardRows = void (*)(const Backward&, int64_t, int64_t, const BlockSums&);
 
-template <bool kCentre>
-BackwardRows pick_backward(const Backward& call) {
-  if constexpr (kFastFma) {
-    const bool mixed = call.dy.f32 || call.dx.f32 || !call.dx.data || call.dres.f32 || call.weight.f32;
-    const Recipe& r = call.recipe;
-    const bool plain = !mixed && !call.src.residual.data && !r.offset && !r.round_xhat;
-    if (plain && call.weight.data)
-      return call.dres.data ? backward_rows<kCentre, GradForm{.weight = true, .dres = true}>
-                            : backward_rows<kCentre, GradForm{.weight = true}>;
-    if (plain && !call.dres.data) return backward_rows<kCentre, GradForm{}>;
-  }
+template <bool kCentre, GradForm f, GradForm... rest>
+BackwardRows pick_backward(const GradForm& wanted) {
+  if (f == wanted) return backward_rows<kCentre, f>;
+  if constexpr (sizeof...(rest) > 0) return pick_backward<kCentre, rest...>(wanted);
   return backward_rows<kCentre, kGenericGrad>;
+}
+template <bool kCentre>
+BackwardRows pick_backward(const Backward& call, const BlockSums& block) {
+  if constexpr (!kFastFma) return backward_rows<kCentre, kGenericGrad>;
+  const Recipe& r = call.recipe;
+  GradForm form{
+      .weight = call.weight.data != nullptr, .dres = call.dres.data != nullptr, .sums = block.dweight != nullptr};
+  form.generic = call.dy.f32 || call.dx.f32 || !call.dx.data || call.dres.f32 || call.weight.f32 ||
+                 call.src.residual.data || r.offset || r.round_xhat ||
+                 (block.dbias != nullptr) != (form.sums && kCentre);
+  constexpr GradForm w{.weight = true}, ws{.weight = true, .sums = true},
+      wrs{.weight = true, .dres = true, .sums = true};
+  return pick_backward<kCentre, GradForm{}, w, ws, wrs>(form);
 }
 
 }  // namespace

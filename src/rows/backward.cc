@@ -65,11 +65,13 @@ struct Run {
   char* scratch = nullptr;  // visit(): per thread
   size_t per_thread = 0;
   double *dweight = nullptr, *dbias = nullptr;  // totals, natural order; null if not wanted
-  char* sums = nullptr;                         // block sums: per block dweight, then dbias
+  // Block sums: per block dweight, then dbias. Where a mean is subtracted dbias comes with dweight, wanted or not: one
+  // kernel less.
+  char* sums = nullptr;
 
   int64_t sum_bytes() const { return sum_elems(g.cols()) * elem; }
   char* block_sums(int64_t slot, bool bias) const {
-    if (!(bias ? dbias : dweight)) return nullptr;
+    if (bias ? !dbias && !(dweight && call.recipe.centre) : !dweight) return nullptr;
     return sums + (2 * slot + (bias ? 1 : 0)) * sum_bytes();
   }
   void add_block(int64_t slot, int64_t c0, int64_t c1) const {

@@ -40,29 +40,37 @@ void apply(const Forward& call, int64_t row, int64_t c0, int64_t c1, const RowSt
 }
 
 void backward(const Backward& call, int64_t row0, int64_t row1, void* dweight, void* dbias) {
-  (call.recipe.centre
-       ? pick_backward<true>
-       : pick_backward<false>)(call)(call, row0, row1, {static_cast<C*>(dweight), static_cast<C*>(dbias)});
+  const BlockSums block{static_cast<C*>(dweight), static_cast<C*>(dbias)};
+  (call.recipe.centre ? pick_backward<true>(call, block) : pick_backward<false>(call, block))(call, row0, row1, block);
   if (call.stream) stream_fence();
 }
 
-RowStats saved(const Backward& call, int64_t row) {
-  return call.recipe.centre ? saved_stats<true>(call, row) : saved_stats<false>(call, row);
+RowStats saved_stats(const Backward& call, int64_t row) {
+  RowStats s;
+  call.recipe.centre ? get_stats<true>(s, call, row) : get_stats<false>(s, call, row);
+  return s;
 }
 
+template <bool kCentre>
 GradSums part_grad_sums(const Backward& call, int64_t row, int64_t c0, int64_t c1, const RowStats& stats) {
-  const GradRow r = row_of(call, row, stats);
-  return call.recipe.centre ? grad_sums<true, kGenericGrad>(r, c0, c1) : grad_sums<false, kGenericGrad>(r, c0, c1);
+  GradGroup<kCentre> group{};
+  group.open(call, row, stats);
+  group.template sum<kGenericGrad>(c0, c1, c1);
+  return group.total(0);
+}
+GradSums any_part_grad_sums(const Backward& call, int64_t row, int64_t c0, int64_t c1, const RowStats& stats) {
+  return call.recipe.centre ? part_grad_sums<true>(call, row, c0, c1, stats)
+                            : part_grad_sums<false>(call, row, c0, c1, stats);
 }
 
 void grad_apply(const Backward& call, int64_t row0, int64_t row1, int64_t c0, int64_t c1, const RowStats* stats,
                 const GradSums* sums, void* dweight, void* dbias) {
   const BlockSums block{static_cast<C*>(dweight), static_cast<C*>(dbias)};
   for (int64_t row = row0; row < row1; ++row) {
-    GradRow r = row_of(call, row, stats[row]);
+    GradRow r;
+    set_row(r, call, row, stats[row]);
     set_sums(r, call.recipe, call.cols, sums[row]);
-    call.recipe.centre ? grad_columns<true, kGenericGrad, false>(&r, 1, c0, c1, block, 0, 0)
-                       : grad_columns<false, kGenericGrad, false>(&r, 1, c0, c1, block, 0, 0);
+    call.recipe.centre ? any_columns<true>(&r, 1, c0, c1, block) : any_columns<false>(&r, 1, c0, c1, block);
   }
 }
 
@@ -87,8 +95,8 @@ const Kernels NORMKIT_JOIN(kernels, NORMKIT_SIMD, NORMKIT_X) = {
     .merged_stats = NORMKIT_SIMD::merged_stats,
     .apply = NORMKIT_SIMD::apply,
     .backward = NORMKIT_SIMD::backward,
-    .saved_stats = NORMKIT_SIMD::saved,
-    .part_grad_sums = NORMKIT_SIMD::part_grad_sums,
+    .saved_stats = NORMKIT_SIMD::saved_stats,
+    .part_grad_sums = NORMKIT_SIMD::any_part_grad_sums,
     .grad_apply = NORMKIT_SIMD::grad_apply,
     .add_block = NORMKIT_SIMD::add_block,
 };

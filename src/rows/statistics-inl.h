@@ -26,7 +26,7 @@ inline constexpr int kGroup = kRegisters / 4 / kSums < kPairs ? kRegisters / 4 /
 // to its lanes of the two sums (add), the same for a last pair of `count` elements (add_partial), and how many sums it
 // uses (kSums).
 template <bool kFresh, class Op>
-NORMKIT_INLINE void sweep(Lanes& lanes, int64_t c, int64_t end, const Op op) {
+NORMKIT_INLINE void sweep(Lanes& lanes, int64_t c, int64_t end, const Op& op) {
   constexpr int kG = kGroup<Op::kSums>;
   const int64_t whole = c + ((end - c) & ~int64_t{kSumLanes - 1});
   for (int g = 0; g < kPairs; g += kG) {
