@@ -227,11 +227,11 @@ NORMKIT_INLINE void grad_columns(const GradRow* rows, int count, int64_t c, int6
   for (k = 0; k < count; ++k) grad_partial<kCentre>(rows[k], whole, end - whole, block);
 }
 
-// Of any form; out of line, since every form needs it for its slow rows.
-template <bool kCentre>
+// Out of line: every form needs the generic one for its slow rows.
+template <bool kCentre, GradForm f>
 __attribute__((noinline)) void any_columns(const GradRow* rows, int count, int64_t c, int64_t end,
                                            const BlockSums& block) {
-  grad_columns<kCentre, kGenericGrad, false>(rows, count, c, end, block);
+  grad_columns<kCentre, f, false>(rows, count, c, end, block);
 }
 
 NORMKIT_INLINE double get_stat(const Operand& o, int64_t row) {
@@ -343,7 +343,7 @@ void backward_groups(const Backward& call, int64_t row0, int64_t row1, const Blo
       const int64_t end = min64(c + kGradChunk, call.cols);
       if (more) next.template sum<f>(c, end, call.cols);
       if (now.slow) {
-        any_columns<kCentre>(now.rows, now.count, c, end, block);
+        any_columns<kCentre, kGenericGrad>(now.rows, now.count, c, end, block);
       } else {
         grad_columns<kCentre, f, kStream>(now.rows, now.count, c, end, block, ahead);
       }
@@ -357,17 +357,33 @@ void backward_rows(const Backward& call, int64_t row0, int64_t row1, const Block
     return backward_groups<kCentre, f, true>(call, row0, row1, block);
   backward_groups<kCentre, f, false>(call, row0, row1, block);
 }
-using BackwardRows = void (*)(const Backward&, int64_t, int64_t, const BlockSums&);
+// Sums over columns [c0, c1) of one row, within a block.
+template <bool kCentre, GradForm f>
+GradSums part_sums(const Backward& call, int64_t row, int64_t c0, int64_t c1, const RowStats& stats) {
+  GradGroup<kCentre> group{};
+  group.open(call, row, stats);
+  group.template sum<f>(c0, c1, c1);
+  return group.total(0);
+}
+
+// The loops of one form.
+struct GradLoops {
+  void (*rows)(const Backward&, int64_t row0, int64_t row1, const BlockSums&);
+  GradSums (*part)(const Backward&, int64_t row, int64_t c0, int64_t c1, const RowStats&);
+  void (*columns)(const GradRow*, int count, int64_t c, int64_t end, const BlockSums&);
+};
+template <bool kCentre, GradForm f>
+inline constexpr GradLoops kGradLoops{backward_rows<kCentre, f>, part_sums<kCentre, f>, any_columns<kCentre, f>};
 
 template <bool kCentre, GradForm f, GradForm... rest>
-BackwardRows pick_backward(const GradForm& wanted) {
-  if (f == wanted) return backward_rows<kCentre, f>;
+const GradLoops& pick_backward(const GradForm& wanted) {
+  if (f == wanted) return kGradLoops<kCentre, f>;
   if constexpr (sizeof...(rest) > 0) return pick_backward<kCentre, rest...>(wanted);
-  return backward_rows<kCentre, kGenericGrad>;
+  return kGradLoops<kCentre, kGenericGrad>;
 }
 template <bool kCentre>
-BackwardRows pick_backward(const Backward& call, const BlockSums& block) {
-  if constexpr (!kFastFma) return backward_rows<kCentre, kGenericGrad>;
+const GradLoops& pick_backward(const Backward& call, const BlockSums& block) {
+  if constexpr (!kFastFma) return kGradLoops<kCentre, kGenericGrad>;
   const Recipe& r = call.recipe;
   GradForm form{
       .weight = call.weight.data != nullptr, .dres = call.dres.data != nullptr, .sums = block.dweight != nullptr};
@@ -377,6 +393,9 @@ BackwardRows pick_backward(const Backward& call, const BlockSums& block) {
   constexpr GradForm w{.weight = true}, ws{.weight = true, .sums = true},
       wrs{.weight = true, .dres = true, .sums = true};
   return pick_backward<kCentre, GradForm{}, w, ws, wrs>(form);
+}
+inline const GradLoops& pick_grad_loops(const Backward& call, const BlockSums& block) {
+  return call.recipe.centre ? pick_backward<true>(call, block) : pick_backward<false>(call, block);
 }
 
 }  // namespace

@@ -11,7 +11,7 @@ namespace {
 inline constexpr int64_t kChunk = 1024;
 // Rows of one block that lie in the cache, and short rows, are taken in groups instead: as many as stay in half the L1
 // cache until sweep 2.
-inline constexpr int64_t kShortRow = 1024, kGroupBytes = 12 << 10;
+inline constexpr int64_t kShortRowBytes = 2 << 10, kGroupBytes = 12 << 10;
 
 struct ForwardRow {
   SourceRow src;
@@ -219,7 +219,8 @@ void rows_of_form(const Forward& call, int64_t row0, int64_t row1) {
   if constexpr (f.residual) {
     if (call.cols > Kept<f>::kElems) return rows_of_form<kCentre, kGeneric>(call, row0, row1);
   }
-  if (call.cols <= (call.stream ? kShortRow : kBlock)) {
+  const int64_t row_bytes = call.cols * static_cast<int64_t>(sizeof(X));
+  if (call.stream ? row_bytes <= kShortRowBytes : call.cols <= kBlock) {
     grouped_rows<kCentre, f>(call, row0, row1);
   } else {
     overlapped_rows<kCentre, f>(call, row0, row1);

@@ -41,7 +41,7 @@ void apply(const Forward& call, int64_t row, int64_t c0, int64_t c1, const RowSt
 
 void backward(const Backward& call, int64_t row0, int64_t row1, void* dweight, void* dbias) {
   const BlockSums block{static_cast<C*>(dweight), static_cast<C*>(dbias)};
-  (call.recipe.centre ? pick_backward<true>(call, block) : pick_backward<false>(call, block))(call, row0, row1, block);
+  pick_grad_loops(call, block).rows(call, row0, row1, block);
   if (call.stream) stream_fence();
 }
 
@@ -51,26 +51,27 @@ RowStats saved_stats(const Backward& call, int64_t row) {
   return s;
 }
 
-template <bool kCentre>
+// Rows whose statistics the compute type does not hold take the generic loops.
 GradSums part_grad_sums(const Backward& call, int64_t row, int64_t c0, int64_t c1, const RowStats& stats) {
-  GradGroup<kCentre> group{};
-  group.open(call, row, stats);
-  group.template sum<kGenericGrad>(c0, c1, c1);
-  return group.total(0);
-}
-GradSums any_part_grad_sums(const Backward& call, int64_t row, int64_t c0, int64_t c1, const RowStats& stats) {
-  return call.recipe.centre ? part_grad_sums<true>(call, row, c0, c1, stats)
-                            : part_grad_sums<false>(call, row, c0, c1, stats);
+  const auto generic = call.recipe.centre ? part_sums<true, kGenericGrad> : part_sums<false, kGenericGrad>;
+  return (stats.slow ? generic : pick_grad_loops(call, {}).part)(call, row, c0, c1, stats);
 }
 
 void grad_apply(const Backward& call, int64_t row0, int64_t row1, int64_t c0, int64_t c1, const RowStats* stats,
                 const GradSums* sums, void* dweight, void* dbias) {
   const BlockSums block{static_cast<C*>(dweight), static_cast<C*>(dbias)};
-  for (int64_t row = row0; row < row1; ++row) {
-    GradRow r;
-    set_row(r, call, row, stats[row]);
-    set_sums(r, call.recipe, call.cols, sums[row]);
-    call.recipe.centre ? any_columns<true>(&r, 1, c0, c1, block) : any_columns<false>(&r, 1, c0, c1, block);
+  const auto generic = call.recipe.centre ? any_columns<true, kGenericGrad> : any_columns<false, kGenericGrad>;
+  const auto columns = pick_grad_loops(call, block).columns;
+  for (int64_t row = row0; row < row1; row += kGradRows) {
+    const int count = static_cast<int>(min64(kGradRows, row1 - row));
+    GradRow rows[kGradRows];
+    bool slow = false;
+    for (int k = 0; k < count; ++k) {
+      set_row(rows[k], call, row + k, stats[row + k]);
+      set_sums(rows[k], call.recipe, call.cols, sums[row + k]);
+      slow = slow || stats[row + k].slow;
+    }
+    (slow ? generic : columns)(rows, count, c0, c1, block);
   }
 }
 
@@ -96,7 +97,7 @@ const Kernels NORMKIT_JOIN(kernels, NORMKIT_SIMD, NORMKIT_X) = {
     .apply = NORMKIT_SIMD::apply,
     .backward = NORMKIT_SIMD::backward,
     .saved_stats = NORMKIT_SIMD::saved_stats,
-    .part_grad_sums = NORMKIT_SIMD::any_part_grad_sums,
+    .part_grad_sums = NORMKIT_SIMD::part_grad_sums,
     .grad_apply = NORMKIT_SIMD::grad_apply,
     .add_block = NORMKIT_SIMD::add_block,
 };
