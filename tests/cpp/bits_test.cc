@@ -152,35 +152,88 @@ INSTANTIATE_TEST_SUITE_P(Bits, Layouts,
                                          Layout{.name = "columns_backwards", .cols_backwards = true}),
                          [](const auto& info) { return std::string(info.param.name); });
 
-// Calls larger than the last-level cache write past it. The same rows over and over must give the same results.
-void expect_same_beyond_the_cache(Case c) {
-  constexpr int64_t kRows = 64;
-  c.rows = kRows;
-  const Inputs in = make_inputs(c);
-  const Outputs expected = run(c, in);
-  const int64_t copies = cache_bytes() / (2 * kRows * c.cols * dtype_size(c.x)) + 1;
-  std::vector<int64_t> order;
-  for (int64_t i = 0; i < copies * kRows; ++i) order.push_back(i % kRows);
-  c.rows = copies * kRows;
-  const Outputs out = run(c, take_rows(c, in, order), {2});
-  for (int64_t copy : {int64_t{0}, copies / 2, copies - 1}) {
-    std::vector<int64_t> rows = rising(kRows);
-    for (int64_t& r : rows) r += copy * kRows;
-    Outputs part = results_of_rows(c, out, rows);
-    part.dweight = expected.dweight, part.dbias = expected.dbias;
-    ASSERT_EQ(difference(part, expected), "") << c << " copy " << copy;
+// The gradients of `subset`: 1 dx, 2 dweight, 4 dbias. The others stay as they were made.
+void backward_of(const Case& c, const Inputs& in, int subset, Outputs& out, const Exec& exec = {}) {
+  NormGradArgs b = backward_args(c, in, out);
+  if (!(subset & 1)) b.dx = {}, b.dresidual_out = {};
+  if (!(subset & 2)) b.dweight = {};
+  if (!(subset & 4)) b.dbias = {};
+  call(c.op, b, exec);
+}
+
+void expect_gradients(const Outputs& got, const Outputs& expected, int subset) {
+  if (subset & 1) {
+    ASSERT_EQ(got.dx, expected.dx);
   }
+  if (subset & 2) {
+    ASSERT_EQ(got.dweight, expected.dweight);
+  }
+  if (subset & 4) {
+    ASSERT_EQ(got.dbias, expected.dbias);
+  }
+}
+
+// Calls larger than the last-level cache write past it. The same rows over and over must give the same results.
+constexpr int64_t kRowsOver = 64;  // rows of a weight-gradient block
+void expect_same_beyond_the_cache(Case c, const Inputs& in, int subset) {
+  const auto run_subset = [&](const Inputs& inputs, const Exec& exec) {
+    Outputs out = forward(c, inputs, exec);
+    backward_of(c, inputs, subset, out, exec);
+    return out;
+  };
+  c.rows = kRowsOver;
+  Outputs expected = run_subset(in, {});
+  const int64_t copies = cache_bytes() / (2 * c.rows * c.cols * dtype_size(c.x)) + 1;
+  std::vector<int64_t> order;
+  for (int64_t i = 0; i < copies * kRowsOver; ++i) order.push_back(i % kRowsOver);
+  // As many times the sum of one block; in f32 without another rounding.
+  for (Buffer* sum : {&expected.dweight, &expected.dbias})
+    for (int64_t i = 0; i < sum->size(); ++i) sum->set(i, sum->get(i) * static_cast<double>(copies));
+  c.rows = copies * kRowsOver;
+  Outputs out = run_subset(take_rows(c, in, order), {2});
+  if (!(subset & 2) || out.dweight.dtype() != DType::f32) out.dweight = expected.dweight;
+  if (!(subset & 4) || out.dbias.dtype() != DType::f32) out.dbias = expected.dbias;
+  for (int64_t copy : {int64_t{0}, copies / 2, copies - 1}) {
+    std::vector<int64_t> rows = rising(kRowsOver);
+    for (int64_t& r : rows) r += copy * kRowsOver;
+    Outputs part = results_of_rows(c, out, rows);
+    part.dweight = out.dweight, part.dbias = out.dbias;
+    ASSERT_EQ(difference(part, expected), "") << c << " copy " << copy << " gradients " << subset;
+  }
+}
+void expect_same_beyond_the_cache(Case c, int subset = 7) {
+  c.rows = kRowsOver;
+  expect_same_beyond_the_cache(c, make_inputs(c), subset);
 }
 TEST(Bits, OutputsLargerThanTheCache) {
   for (DType x : {DType::f32, DType::bf16}) {
     for (int64_t cols : {768, 1001, 3008}) {  // the second: most rows are not aligned
       expect_same_beyond_the_cache(
           {.op = Op::layer, .x = x, .weight = x, .bias = x, .residual = x, .residual_out = x, .cols = cols});
-      expect_same_beyond_the_cache({.op = Op::rms, .x = x, .weight = x, .cols = cols});
+      expect_same_beyond_the_cache({.op = Op::rms, .x = x, .weight = x, .cols = cols}, 3);
     }
   }
   for (DType x : {DType::f64, DType::f16})
     expect_same_beyond_the_cache({.op = Op::layer, .x = x, .weight = x, .cols = 3008});
+}
+// Backward forms of their own: with and without a weight, its gradients and dresidual_out; groups of four rows, of one,
+// several blocks to a row; a row whose rstd f32 does not hold among others.
+TEST(Bits, GradientsLargerThanTheCache) {
+  for (Op op : {Op::layer, Op::rms}) {
+    for (int64_t cols : {128, 1000, 4160}) {
+      Case c{.op = op, .weight = DType::f32, .bias = DType::f32, .rows = kRowsOver, .cols = cols, .eps = 0};
+      Inputs in = make_inputs(c);
+      for (int64_t i = 0; i < cols; ++i) in.x.set(5 * cols + i, static_cast<double>(i % 7 - 3) * 1e-40);
+      const int all = op == Op::layer ? 7 : 3;
+      expect_same_beyond_the_cache(c, in, all);
+      expect_same_beyond_the_cache(c, in, 1);
+      in.dresidual_out = in.dy;
+      expect_same_beyond_the_cache(c, in, all);
+      c.weight = c.bias = DType::none;
+      in.weight = in.bias = in.dresidual_out = Buffer();
+      expect_same_beyond_the_cache(c, in, 1);
+    }
+  }
 }
 
 TEST(Bits, BroadcastInputs) {
@@ -329,20 +382,8 @@ TEST(Bits, AnySubsetOfTheGradients) {
   for_each_case(false, [](const Case& c, const Inputs& in, const Outputs& all) {
     for (int subset = 1; subset < 7; ++subset) {
       Outputs got;
-      NormGradArgs b = backward_args(c, in, got);
-      if (!(subset & 1)) b.dx = {}, b.dresidual_out = {};
-      if (!(subset & 2)) b.dweight = {};
-      if (!(subset & 4)) b.dbias = {};
-      call(c.op, b);
-      if (subset & 1) {
-        ASSERT_EQ(got.dx, all.dx);
-      }
-      if (subset & 2) {
-        ASSERT_EQ(got.dweight, all.dweight);
-      }
-      if (subset & 4) {
-        ASSERT_EQ(got.dbias, all.dbias);
-      }
+      backward_of(c, in, subset, got);
+      expect_gradients(got, all, subset);
     }
   });
 }
@@ -357,6 +398,12 @@ TEST(Bits, FusedResidualEqualsTwoCalls) {
     two.x = fused.residual_out;
     two.residual = two.dresidual_out = Buffer();
     ASSERT_EQ(forward(plain, two).y, fused.y);
+    two.dresidual_out = in.dresidual_out;
+    for (int subset : {7, 3, 1}) {
+      Outputs got;
+      backward_of(plain, two, subset, got);
+      expect_gradients(got, fused, subset);
+    }
   });
 }
 
