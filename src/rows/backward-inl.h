@@ -353,7 +353,7 @@ void backward_groups(const Backward& call, int64_t row0, int64_t row1, const Blo
 }
 template <bool kCentre, GradForm f>
 void backward_rows(const Backward& call, int64_t row0, int64_t row1, const BlockSums& block) {
-  if (!f.generic && call.stream && aligned(row_of(call.dx, row0)) && call.dx.step % kVecBytes == 0)
+  if (call.stream && aligned(row_of(call.dx, row0)) && call.dx.step % kVecBytes == 0)
     return backward_groups<kCentre, f, true>(call, row0, row1, block);
   backward_groups<kCentre, f, false>(call, row0, row1, block);
 }
