@@ -234,9 +234,12 @@ __attribute__((noinline)) void any_columns(const GradRow* rows, int count, int64
   grad_columns<kCentre, f, false>(rows, count, c, end, block);
 }
 
+// The caller's NaN may have any bits; the short rounding to bf16 wants none below the upper 16 (round_bf16_bits).
 NORMKIT_INLINE double get_stat(const Operand& o, int64_t row) {
   const char* p = o.data + row * o.step;
-  return o.f32 ? static_cast<double>(*reinterpret_cast<const float*>(p)) : *reinterpret_cast<const double*>(p);
+  const double v =
+      o.f32 ? static_cast<double>(*reinterpret_cast<const float*>(p)) : *reinterpret_cast<const double*>(p);
+  return v == v ? v : __builtin_nan("");
 }
 // In place: a copy would wait for the stores that made it.
 template <bool kCentre>

@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
+#include <cmath>
 #include <numeric>
 
 #include "placed.h"
@@ -376,6 +378,27 @@ TEST(Bits, BackwardFromSavedStatistics) {
       EXPECT_EQ(difference(got, all), "") << threads << " threads";
     }
   });
+}
+
+// A NaN with any bits, in statistics that the caller saved, gives NaN in its row.
+TEST(Bits, BackwardFromSavedNaN) {
+  for (DType type : {DType::f32, DType::f64, DType::bf16, DType::f16})
+    for (Op op : {Op::layer, Op::rms})
+      for (uint32_t bits : {0xffffffffu, 0x7fffffffu, 0x7f800001u}) {
+        const Case c{.op = op, .x = type, .weight = type, .rows = 1, .cols = 70};
+        const Inputs in = make_inputs(c);
+        const float nan = std::bit_cast<float>(bits), one = 1;
+        for (bool in_mean : {false, true}) {
+          if (in_mean && op == Op::rms) continue;
+          Outputs out;
+          NormGradArgs b = backward_args(c, in, out);
+          b.dweight = b.dbias = {};  // a loop of its own, not the generic one
+          b.rstd = ConstView(in_mean ? &one : &nan, {1});
+          if (op == Op::layer) b.mean = ConstView(in_mean ? &nan : &one, {1});
+          call(c.op, b);
+          for (int64_t i = 0; i < c.cols; ++i) ASSERT_TRUE(std::isnan(out.dx.get(i))) << c << " column " << i;
+        }
+      }
 }
 
 // Every output by itself has the bits that it has beside the others.
