@@ -227,10 +227,17 @@ NORMKIT_INLINE void grad_columns(const GradRow* rows, int count, int64_t c, int6
   for (k = 0; k < count; ++k) grad_partial<kCentre>(rows[k], whole, end - whole, block);
 }
 
-// Out of line: every form needs the generic one for its slow rows.
+// Only the generic loops form xhat in f64, which slow rows need.
+NORMKIT_INLINE bool any_slow(const GradRow* rows, int count) {
+  bool slow = false;
+  for (int k = 0; k < count; ++k) slow = slow || rows[k].stats->slow;
+  return slow;
+}
+// The same for any rows. Out of line: every form needs the generic one.
 template <bool kCentre, GradForm f>
 __attribute__((noinline)) void any_columns(const GradRow* rows, int count, int64_t c, int64_t end,
                                            const BlockSums& block) {
+  if (!f.generic && any_slow(rows, count)) return any_columns<kCentre, kGenericGrad>(rows, count, c, end, block);
   grad_columns<kCentre, f, false>(rows, count, c, end, block);
 }
 
@@ -265,19 +272,12 @@ class GradGroup {
 
   void open(const Backward& call, int64_t row, int64_t row1, int64_t group) {
     count = static_cast<int>(min64(group, row1 - row));
-    slow = false;
     for (int k = 0; k < count; ++k) {
       get_stats<kCentre>(stats_[k], call, row + k);
-      slow = slow || stats_[k].slow;
       set_row(rows[k], call, row + k, stats_[k]);
       totals_[k] = {};
     }
-  }
-  // One row with these statistics.
-  void open(const Backward& call, int64_t row, const RowStats& stats) {
-    count = 1;
-    set_row(rows[0], call, row, stats);
-    totals_[0] = {};
+    slow = any_slow(rows, count);
   }
   // Adds columns [c, end) of one block to the rows' sums; end is a multiple of 64 or the end of the rows.
   template <GradForm f>
@@ -291,7 +291,6 @@ class GradGroup {
     }
     if (end % kBlock == 0 || end == cols) close_block();
   }
-  const GradSums& total(int k) const { return totals_[k]; }
   void set_sums(const Backward& call) {
     for (int k = 0; k < count; ++k) NORMKIT_SIMD::set_sums(rows[k], call.recipe, call.cols, totals_[k]);
   }
@@ -360,13 +359,15 @@ void backward_rows(const Backward& call, int64_t row0, int64_t row1, const Block
     return backward_groups<kCentre, f, true>(call, row0, row1, block);
   backward_groups<kCentre, f, false>(call, row0, row1, block);
 }
-// Sums over columns [c0, c1) of one row, within a block.
+// Sums over columns [c0, c1) of one row, a block or its part at the end of the row.
 template <bool kCentre, GradForm f>
 GradSums part_sums(const Backward& call, int64_t row, int64_t c0, int64_t c1, const RowStats& stats) {
-  GradGroup<kCentre> group{};
-  group.open(call, row, stats);
-  group.template sum<f>(c0, c1, c1);
-  return group.total(0);
+  if (!f.generic && stats.slow) return part_sums<kCentre, kGenericGrad>(call, row, c0, c1, stats);
+  GradRow r;
+  Lanes lanes;
+  set_row(r, call, row, stats);
+  sweep<true>(lanes, c0, c1, GradOp<kCentre, f>{r});
+  return {kCentre ? static_cast<double>(sum_lanes(lanes.s1)) : 0, static_cast<double>(sum_lanes(lanes.s2))};
 }
 
 // The loops of one form.
@@ -379,26 +380,32 @@ template <bool kCentre, GradForm f>
 inline constexpr GradLoops kGradLoops{backward_rows<kCentre, f>, part_sums<kCentre, f>, any_columns<kCentre, f>};
 
 template <bool kCentre, GradForm f, GradForm... rest>
-const GradLoops& pick_backward(const GradForm& wanted) {
+const GradLoops& pick_form(const GradForm& wanted) {
   if (f == wanted) return kGradLoops<kCentre, f>;
-  if constexpr (sizeof...(rest) > 0) return pick_backward<kCentre, rest...>(wanted);
+  if constexpr (sizeof...(rest) > 0) return pick_form<kCentre, rest...>(wanted);
   return kGradLoops<kCentre, kGenericGrad>;
 }
-template <bool kCentre>
-const GradLoops& pick_backward(const Backward& call, const BlockSums& block) {
-  if constexpr (!kFastFma) return kGradLoops<kCentre, kGenericGrad>;
+// The form of a call; generic when an operand has a type of its own, or another set of gradients is wanted.
+inline GradForm form_of(const Backward& call, const BlockSums& block) {
+  GradForm f;
+  f.weight = call.weight.data;
+  f.dres = call.dres.data;
+  f.sums = block.dweight;
   const Recipe& r = call.recipe;
-  GradForm form{
-      .weight = call.weight.data != nullptr, .dres = call.dres.data != nullptr, .sums = block.dweight != nullptr};
-  form.generic = call.dy.f32 || call.dx.f32 || !call.dx.data || call.dres.f32 || call.weight.f32 ||
-                 call.src.residual.data || r.offset || r.round_xhat ||
-                 (block.dbias != nullptr) != (form.sums && kCentre);
-  constexpr GradForm w{.weight = true}, ws{.weight = true, .sums = true},
-      wrs{.weight = true, .dres = true, .sums = true};
-  return pick_backward<kCentre, GradForm{}, w, ws, wrs>(form);
+  const bool mixed = call.dy.f32 || call.dx.f32 || !call.dx.data || call.dres.f32 || call.weight.f32 ||
+                     call.src.residual.data || r.offset || r.round_xhat ||
+                     (block.dbias != nullptr) != (f.sums && r.centre);
+  return mixed ? kGenericGrad : f;
 }
-inline const GradLoops& pick_grad_loops(const Backward& call, const BlockSums& block) {
-  return call.recipe.centre ? pick_backward<true>(call, block) : pick_backward<false>(call, block);
+template <bool kCentre>
+const GradLoops& pick_backward(const GradForm& form) {
+  if constexpr (!kFastFma) return kGradLoops<kCentre, kGenericGrad>;
+  constexpr GradForm w{.weight = true}, wr{.weight = true, .dres = true};
+  constexpr GradForm ws{.weight = true, .sums = true}, wrs{.weight = true, .dres = true, .sums = true};
+  return pick_form<kCentre, GradForm{}, w, wr, ws, wrs>(form);
+}
+inline const GradLoops& pick_grad_loops(const Backward& call, const GradForm& form) {
+  return call.recipe.centre ? pick_backward<true>(form) : pick_backward<false>(form);
 }
 
 }  // namespace

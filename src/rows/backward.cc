@@ -71,7 +71,8 @@ struct Run {
 
   int64_t sum_bytes() const { return sum_elems(g.cols()) * elem; }
   char* block_sums(int64_t slot, bool bias) const {
-    if (bias ? !dbias && !(dweight && call.recipe.centre) : !dweight) return nullptr;
+    const bool formed = bias ? dbias || (dweight && call.recipe.centre) : dweight != nullptr;
+    if (!formed) return nullptr;
     return sums + (2 * slot + (bias ? 1 : 0)) * sum_bytes();
   }
   void add_block(int64_t slot, int64_t c0, int64_t c1) const {

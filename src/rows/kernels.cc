@@ -41,7 +41,7 @@ void apply(const Forward& call, int64_t row, int64_t c0, int64_t c1, const RowSt
 
 void backward(const Backward& call, int64_t row0, int64_t row1, void* dweight, void* dbias) {
   const BlockSums block{static_cast<C*>(dweight), static_cast<C*>(dbias)};
-  pick_grad_loops(call, block).rows(call, row0, row1, block);
+  pick_grad_loops(call, form_of(call, block)).rows(call, row0, row1, block);
   if (call.stream) stream_fence();
 }
 
@@ -51,27 +51,24 @@ RowStats saved_stats(const Backward& call, int64_t row) {
   return s;
 }
 
-// Rows whose statistics the compute type does not hold take the generic loops.
 GradSums part_grad_sums(const Backward& call, int64_t row, int64_t c0, int64_t c1, const RowStats& stats) {
-  const auto generic = call.recipe.centre ? part_sums<true, kGenericGrad> : part_sums<false, kGenericGrad>;
-  return (stats.slow ? generic : pick_grad_loops(call, {}).part)(call, row, c0, c1, stats);
+  GradForm form = form_of(call, {});
+  form.dres = false;  // not part of the sums
+  return pick_grad_loops(call, form).part(call, row, c0, c1, stats);
 }
 
 void grad_apply(const Backward& call, int64_t row0, int64_t row1, int64_t c0, int64_t c1, const RowStats* stats,
                 const GradSums* sums, void* dweight, void* dbias) {
   const BlockSums block{static_cast<C*>(dweight), static_cast<C*>(dbias)};
-  const auto generic = call.recipe.centre ? any_columns<true, kGenericGrad> : any_columns<false, kGenericGrad>;
-  const auto columns = pick_grad_loops(call, block).columns;
+  const auto columns = pick_grad_loops(call, form_of(call, block)).columns;
+  GradRow rows[kGradRows];
   for (int64_t row = row0; row < row1; row += kGradRows) {
     const int count = static_cast<int>(min64(kGradRows, row1 - row));
-    GradRow rows[kGradRows];
-    bool slow = false;
     for (int k = 0; k < count; ++k) {
       set_row(rows[k], call, row + k, stats[row + k]);
       set_sums(rows[k], call.recipe, call.cols, sums[row + k]);
-      slow = slow || stats[row + k].slow;
     }
-    (slow ? generic : columns)(rows, count, c0, c1, block);
+    columns(rows, count, c0, c1, block);
   }
 }
 

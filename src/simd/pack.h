@@ -244,7 +244,7 @@ NORMKIT_INLINE C sum_lanes(const V (&lanes)[2 * kPairs]) {
 template <int kRows>
 struct RowSums {
   V a[kRows], b[kEvenOdd ? kRows : 1];
-  NORMKIT_INLINE RowSums() { a[0] = b[0] = V{}; }
+  NORMKIT_INLINE RowSums() { a[0] = b[0] = V{}; }  // finish() repeats row 0
   NORMKIT_INLINE void put(int row, const V (&lanes)[2 * kPairs]) {
     const Pair p = fold_lanes(lanes);
     if constexpr (kEvenOdd) {

@@ -232,6 +232,7 @@ TEST(Bits, GradientsLargerThanTheCache) {
       expect_same_beyond_the_cache(c, in, 1);
       in.dresidual_out = in.dy;
       expect_same_beyond_the_cache(c, in, all);
+      expect_same_beyond_the_cache(c, in, 1);
       c.weight = c.bias = DType::none;
       in.weight = in.bias = in.dresidual_out = Buffer();
       expect_same_beyond_the_cache(c, in, 1);
