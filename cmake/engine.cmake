@@ -1,8 +1,8 @@
 # The engine: one set of objects, linked into a static and a shared library. The kernels are compiled once per
 # instruction set and element type of x; nothing else is compiled with more than the baseline's instructions.
 
-file(GLOB engine_sources CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR} src/*.cc src/rows/*.cc)
-list(REMOVE_ITEM engine_sources src/rows/kernels.cc)
+file(GLOB engine_sources CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR} src/*.cc src/rows/*.cc src/channels/*.cc)
+list(REMOVE_ITEM engine_sources src/rows/kernels.cc src/channels/kernels.cc)
 
 if(NORMKIT_THREADS STREQUAL "openmp")
   find_package(OpenMP REQUIRED COMPONENTS CXX)
@@ -58,7 +58,7 @@ set(normkit_kernel_objects "")
 foreach(simd IN LISTS normkit_targets)
   foreach(x IN ITEMS f32 f64 bf16 f16)
     set(name normkit_kernels_${simd}_${x})
-    normkit_add_objects(${name} src/rows/kernels.cc)
+    normkit_add_objects(${name} src/rows/kernels.cc src/channels/kernels.cc)
     target_compile_options(${name} PRIVATE ${flags_${simd}} ${NORMKIT_KERNEL_FLAGS})
     target_compile_definitions(${name} PRIVATE NORMKIT_SIMD=${simd} NORMKIT_X=${x})
     list(APPEND normkit_kernel_objects $<TARGET_OBJECTS:${name}>)

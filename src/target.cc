@@ -9,32 +9,35 @@
 #include <string>
 
 namespace normkit {
-namespace rows {
-#define NORMKIT_DECLARE(simd) \
-  extern const Kernels kernels_##simd##_f32, kernels_##simd##_f64, kernels_##simd##_bf16, kernels_##simd##_f16
-#define NORMKIT_TABLE(simd)                                                                   \
-  {                                                                                           \
-    #simd, {                                                                                  \
-      &rows::kernels_##simd##_f32, &rows::kernels_##simd##_f64, &rows::kernels_##simd##_bf16, \
-          &rows::kernels_##simd##_f16                                                         \
-    }                                                                                         \
+#define NORMKIT_DECLARE_IN(family, simd)                                                                         \
+  namespace family {                                                                                             \
+  extern const Kernels kernels_##simd##_f32, kernels_##simd##_f64, kernels_##simd##_bf16, kernels_##simd##_f16; \
   }
+#define NORMKIT_DECLARE(simd)     \
+  NORMKIT_DECLARE_IN(rows, simd) \
+  NORMKIT_DECLARE_IN(channels, simd)
+#define NORMKIT_KERNELS(family, simd)                                                                   \
+  {                                                                                                     \
+    &family::kernels_##simd##_f32, &family::kernels_##simd##_f64, &family::kernels_##simd##_bf16, \
+        &family::kernels_##simd##_f16                                                                   \
+  }
+#define NORMKIT_TABLE(simd) {#simd, NORMKIT_KERNELS(rows, simd), NORMKIT_KERNELS(channels, simd)}
 #if defined(__x86_64__)
-NORMKIT_DECLARE(avx512);
-NORMKIT_DECLARE(avx2);
-NORMKIT_DECLARE(baseline);
+NORMKIT_DECLARE(avx512)
+NORMKIT_DECLARE(avx2)
+NORMKIT_DECLARE(baseline)
 #elif defined(__aarch64__)
-NORMKIT_DECLARE(neon);
+NORMKIT_DECLARE(neon)
 #else
-NORMKIT_DECLARE(baseline);
+NORMKIT_DECLARE(baseline)
 #endif
-}  // namespace rows
 
 namespace {
 
 struct Target {
   const char* name;
-  const rows::Kernels* kernels[4];  // f32, f64, bf16, f16: the order of DType without `none`
+  const rows::Kernels* rows[4];  // f32, f64, bf16, f16: the order of DType without `none`
+  const channels::Kernels* channels[4];
 };
 
 // Best first; the last one runs on every machine that the library is built for.
@@ -94,7 +97,8 @@ const Target& current() {
 
 }  // namespace
 
-const rows::Kernels& kernels(DType x) { return *current().kernels[static_cast<int>(x) - 1]; }
+const rows::Kernels& kernels(DType x) { return *current().rows[static_cast<int>(x) - 1]; }
+const channels::Kernels& channel_kernels(DType x) { return *current().channels[static_cast<int>(x) - 1]; }
 
 void set_target(const char* name) { chosen.store(&find(name, "set_target"), std::memory_order_release); }
 

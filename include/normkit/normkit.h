@@ -4,6 +4,7 @@
 #include <string>
 #include <vector>
 
+#include "normkit/channel_norm.h"
 #include "normkit/norm.h"
 #include "normkit/tensor.h"
 

@@ -184,7 +184,7 @@ void overlapped_rows(const Forward& call, int64_t row0, int64_t row1) {
         apply_pairs<kCentre, f, false>(r, c, end, ahead);
       }
     }
-    if (more) stats = finish(row_of(call.src, row + 1), call.recipe, call.cols, next.total());
+    if (more) stats = finish({row_of(call.src, row + 1), call.cols}, call.recipe, next.total());
   }
 }
 

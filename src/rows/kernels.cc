@@ -27,7 +27,7 @@ Moments any_part_moments(const Source& src, const Recipe& r, int64_t row, int64_
 }
 
 RowStats merged_stats(const Source& src, const Recipe& r, int64_t cols, int64_t row, const Moments& merged) {
-  return finish(row_of(src, row), r, cols, merged);
+  return finish({row_of(src, row), cols}, r, merged);
 }
 
 void apply(const Forward& call, int64_t row, int64_t c0, int64_t c1, const RowStats& stats) {

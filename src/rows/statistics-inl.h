@@ -189,7 +189,16 @@ NORMKIT_INLINE auto needs_rescue(const M& m, D q, const Recipe& r) {
   return (!(m.slack <= 4 * m.m2)) | (!(m.m2 <= kHuge)) | (!(base >= kTiny));
 }
 
-__attribute__((noinline)) RowStats rescue(const SourceRow& src, const Recipe& r, int64_t cols);
+// The elements that share statistics: a row, or `outer` times `inner` runs of `cols` elements each, a step apart.
+struct Runs {
+  SourceRow first;
+  int64_t cols;
+  int64_t outer = 1, outer_step = 0, inner = 1, inner_step = 0;  // steps in bytes of x
+
+  int64_t count() const { return outer * inner * cols; }
+};
+// Also gives q (see q_of), if asked.
+__attribute__((noinline)) RowStats rescue(const Runs& runs, const Recipe& r, double* q = nullptr);
 
 // The mean as an element and what is left of it.
 NORMKIT_INLINE void set_mean(RowStats& s, double origin, double shift) {
@@ -205,10 +214,10 @@ NORMKIT_INLINE bool fits_compute_type(const RowStats& s) {
   return !((a != 0 && a < 0x1p-126) || a > 0x1p127 || m > 0x1p126);
 }
 
-NORMKIT_INLINE RowStats finish(const SourceRow& src, const Recipe& r, int64_t cols, const Moments& m) {
+NORMKIT_INLINE RowStats finish(const Runs& runs, const Recipe& r, const Moments& m) {
   RowStats s;
-  const double q = q_of(r, m.m2, static_cast<double>(cols));
-  if (__builtin_expect(needs_rescue(m, q, r), 0)) return rescue(src, r, cols);
+  const double q = q_of(r, m.m2, static_cast<double>(runs.count()));
+  if (__builtin_expect(needs_rescue(m, q, r), 0)) return rescue(runs, r);
   set_rstd(s, q, r.eps, r.eps_kind);
   s.rstd_out = s.rstd;
   set_mean(s, m.origin, m.shift);
@@ -220,7 +229,7 @@ NORMKIT_INLINE RowStats row_stats(const SourceRow& src, const Recipe& r, int64_t
   Summer<kCentre, kSrc> sum;
   sum.start(src, 0, cols);
   sum.feed(cols);
-  return finish(src, r, cols, sum.total());
+  return finish({src, cols}, r, sum.total());
 }
 
 // Statistics of up to kGroupRows rows of one block each: what a single row would do in a chain of shuffles, divisions and
@@ -281,7 +290,7 @@ NORMKIT_INLINE bool finish_group(const GroupSums& g, int count, const Recipe& r,
   int64_t any = 0;
   for (int i = 0; i < kLanes<double>; ++i) any |= bad[i];
   if (__builtin_expect((any != 0) | (r.eps_kind != EpsKind::inside), 0)) {
-    for (int i = 0; i < count; ++i) stats[i] = finish(src(i), r, cols, moments_of<kCentre>(g, i, n));
+    for (int i = 0; i < count; ++i) stats[i] = finish({src(i), cols}, r, moments_of<kCentre>(g, i, n));
     return true;
   }
   for (int i = 0; i < count; ++i) {
@@ -292,10 +301,9 @@ NORMKIT_INLINE bool finish_group(const GroupSums& g, int count, const Recipe& r,
 }
 
 // ---- rescue: two passes in f64, in the same order of sums --------------------------------------------------------------
-// A row sum in f64 lanes: f(element of h, its lane's sum so far) is the lane's new sum.
+// A sum over a row in f64 lanes: f(element of h, its lane's sum so far) is the lane's new sum.
 template <class F>
-inline double wide_sum(const SourceRow& src, int64_t cols, const F& f) {
-  double total = 0;
+inline void add_wide_sum(const SourceRow& src, int64_t cols, const F& f, double& total) {
   for (int64_t block = 0; block < cols; block += kBlock) {
     double lane[kSumLanes] = {};
     C h[kSumLanes];
@@ -309,15 +317,25 @@ inline double wide_sum(const SourceRow& src, int64_t cols, const F& f) {
       for (int j = 0; j < half; ++j) lane[j] += lane[j + half];
     total += lane[0];
   }
+}
+template <class F>
+inline double wide_sum(const Runs& runs, const F& f) {
+  double total = 0;
+  for (int64_t o = 0; o < runs.outer; ++o)
+    for (int64_t i = 0; i < runs.inner; ++i) {
+      SourceRow run = runs.first;
+      run.x.p += o * runs.outer_step + i * runs.inner_step;
+      add_wide_sum(run, runs.cols, f, total);
+    }
   return total;
 }
 
 // A power of two that brings f64 data near 1 when its squares would leave the range; 1 for all f32 data, whose squares
 // f64 holds. Small data are only lifted as far as eps, lifted by the square, stays finite: beyond that eps dominates.
-inline double rescue_scale(const SourceRow& src, int64_t cols, double eps) {
+inline double rescue_scale(const Runs& runs, double eps) {
   if (sizeof(C) == 4) return 1;
   double largest = 0;
-  wide_sum(src, cols, [&](double h, double) {
+  wide_sum(runs, [&](double h, double) {
     const double a = __builtin_fabs(h);
     largest = a > largest ? a : largest;
     return 0.0;
@@ -331,18 +349,18 @@ inline double rescue_scale(const SourceRow& src, int64_t cols, double eps) {
   return __builtin_ldexp(1, lift < room ? lift : room);
 }
 
-__attribute__((noinline)) RowStats rescue(const SourceRow& src, const Recipe& r, int64_t cols) {
+__attribute__((noinline)) RowStats rescue(const Runs& runs, const Recipe& r, double* q) {
   RowStats s;
-  const double n = static_cast<double>(cols);
-  s.scale = rescue_scale(src, cols, r.eps);
+  const double n = static_cast<double>(runs.count());
+  s.scale = rescue_scale(runs, r.eps);
   if (r.centre) {
-    s.m0 = wide_sum(src, cols, [&](double h, double acc) { return acc + h * s.scale; }) / n;
-    const double rest = wide_sum(src, cols, [&](double h, double acc) { return acc + (h * s.scale - s.m0); }) / n;
+    s.m0 = wide_sum(runs, [&](double h, double acc) { return acc + h * s.scale; }) / n;
+    const double rest = wide_sum(runs, [&](double h, double acc) { return acc + (h * s.scale - s.m0); }) / n;
     const double mean = s.m0 + rest;
     s.delta = (s.m0 - mean) + rest;  // 0 in a constant row, whose mean is its element
     s.m0 = mean;
   }
-  const double m2 = wide_sum(src, cols, [&](double h, double acc) {
+  const double m2 = wide_sum(runs, [&](double h, double acc) {
     const double d = (h * s.scale - s.m0) - s.delta;
     return acc + d * d;
   });
@@ -354,6 +372,7 @@ __attribute__((noinline)) RowStats rescue(const SourceRow& src, const Recipe& r,
     s.delta /= s.scale;
     s.scale = 1;
   }
+  if (q) *q = held(q_of(r, m2, n) / s.scale / s.scale);
   s.rstd_out = held(s.rstd * s.scale);
   s.mean_out = (s.m0 + s.delta) / s.scale;
   s.slow = s.scale != 1 || !fits_compute_type(s);

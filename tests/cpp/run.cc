@@ -116,18 +116,20 @@ Outputs run(const Case& c, const Inputs& in, const Exec& exec) {
   return out;
 }
 
+uint64_t hash_bits(const Buffer& b, uint64_t h) {
+  const size_t width = static_cast<size_t>(dtype_size(b.dtype()));
+  for (int64_t i = 0; i < b.size(); ++i) {
+    if (std::isnan(b.get(i))) {
+      h = fnv1a("nan", 3, h);
+    } else {
+      h = fnv1a(b.data() + static_cast<size_t>(i) * width, width, h);
+    }
+  }
+  return h;
+}
 uint64_t hash(const Outputs& out) {
   uint64_t h = fnv1a(nullptr, 0);
-  for_each_output(out, out, [&](const char*, const Buffer& b, const Buffer&) {
-    const size_t width = static_cast<size_t>(dtype_size(b.dtype()));
-    for (int64_t i = 0; i < b.size(); ++i) {
-      if (std::isnan(b.get(i))) {
-        h = fnv1a("nan", 3, h);
-      } else {
-        h = fnv1a(b.data() + static_cast<size_t>(i) * width, width, h);
-      }
-    }
-  });
+  for_each_output(out, out, [&](const char*, const Buffer& b, const Buffer&) { h = hash_bits(b, h); });
   return h;
 }
 

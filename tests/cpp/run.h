@@ -32,6 +32,7 @@ Outputs backward(const Case& c, const Inputs& in, const Exec& exec = {});
 Outputs run(const Case& c, const Inputs& in, const Exec& exec = {});
 
 // Hash of the bits of everything written; any NaN counts as the same NaN.
+uint64_t hash_bits(const Buffer& b, uint64_t hash);
 uint64_t hash(const Outputs& out);
 
 // The rows of `in` named by `order`, as the inputs of a case with that many rows.

@@ -1,0 +1,229 @@
+// batch_norm_backward, instance_norm_backward, group_norm_backward: statistics of a domain (saved, running or computed
+// again), the sums over its dy, then its dx.
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "channels/driver.h"
+#include "geometry.h"
+
+namespace normkit {
+namespace channels {
+namespace {
+
+int64_t check(const Method& m, const ChannelNormGradArgs& a, int axis) {
+  const char* op = m.backward_name;
+  const ConstView dx = a.dx, dweight = a.dweight, dbias = a.dbias;
+  const int64_t channels = a.x.shape[axis], groups = check_groups(op, m, a.groups, channels);
+  check_present(op, "dy", a.dy);
+  for (const auto& [name, v] : {std::pair{"dy", &a.dy}, std::pair{"dx", &dx}}) {
+    if (!check_optional(op, name, *v)) continue;
+    check_dtype(op, name, *v, a.x.dtype, DType::f32);
+    check_same_shape(op, name, *v, a.x);
+  }
+  check_channels(op, "weight", a.weight, channels, {a.x.dtype, DType::f32}, "x's or f32");
+  check_sets(op, "mean", a.mean, m, a.x.shape[0], groups);
+  check_sets(op, "rstd", a.rstd, m, a.x.shape[0], groups);
+  if (static_cast<bool>(a.mean) != static_cast<bool>(a.rstd))
+    fail(op, std::string(a.mean ? "rstd" : "mean") + " is absent, expected mean and rstd, or neither");
+  check_running(op, m, a.running_mean, a.running_var, channels, a.training);
+  if (a.training && a.running_mean) fail(op, "running_mean is not used when training is true, expected an absent view");
+  if (!a.training && a.mean) fail(op, "mean is not used when training is false, expected an absent view");
+  check_finite(op, "eps", a.eps, true);
+  if (!a.dx && !a.dweight && !a.dbias) fail(op, "dx, dweight and dbias are absent, expected at least one");
+  if (a.accumulate && !a.dweight && !a.dbias)
+    fail(op, "accumulate needs dweight or dbias, expected false without them");
+  check_channels(op, "dweight", dweight, channels, {a.x.dtype, DType::f32, DType::f64}, "x's, f32 or f64");
+  check_channels(op, "dbias", dbias, channels, {a.x.dtype, DType::f32, DType::f64}, "x's, f32 or f64");
+  check_overlap(op, {{"dx", dx}}, {{"dy", a.dy}, {"x", a.x}},
+                {{"weight", a.weight},
+                 {"mean", a.mean},
+                 {"rstd", a.rstd},
+                 {"running_mean", a.running_mean},
+                 {"running_var", a.running_var}});
+  check_overlap(op, {{"dweight", dweight}, {"dbias", dbias}}, {},
+                {{"dx", dx},
+                 {"dy", a.dy},
+                 {"x", a.x},
+                 {"weight", a.weight},
+                 {"mean", a.mean},
+                 {"rstd", a.rstd},
+                 {"running_mean", a.running_mean},
+                 {"running_var", a.running_var}});
+  return groups;
+}
+
+// Sums of dy and dy * xhat over the positions of a domain's channels: those of each sample, or of each block of
+// positions, one after the other.
+void sums_of_planes(const Problem& p, const Map& m, Work& w) {
+  const int64_t channels = m.sizes.c;
+  for (int64_t n = 0; n < m.sizes.n; ++n) {
+    Map sample = m;
+    sample.x = m.x.at(n, 0), sample.dy = m.dy.at(n, 0);
+    p.k.run_grad_sums(sample, w.coefs, n == 0 ? w.g : w.g_part, n == 0 ? w.gx : w.gx_part);
+    for (int64_t c = 0; n > 0 && c < channels; ++c) w.g[c] += w.g_part[c], w.gx[c] += w.gx_part[c];
+  }
+}
+void sums_of_columns(const Problem& p, const Map& m, Work& w, int team) {
+  const int64_t rows = m.sizes.n * m.sizes.s, blocks = (rows + kRowBlock - 1) / kRowBlock, pad = padded(m.sizes.c);
+  const auto block = [&](int64_t b, double* g, double* gx) {
+    p.k.block_grad_sums(m, w.coefs, b * kRowBlock, std::min(kRowBlock, rows - b * kRowBlock), g, gx);
+  };
+  const auto add = [&](const double* g, const double* gx, int64_t c0, int64_t c1) {
+    for (int64_t c = c0; c < c1; ++c) w.g[c] += g[c], w.gx[c] += gx[c];
+  };
+  std::fill(w.g, w.g + pad, 0.0);
+  std::fill(w.gx, w.gx + pad, 0.0);
+  if (team == 1) {
+    for (int64_t b = 0; b < blocks; ++b) {
+      block(b, w.g_part, w.gx_part);
+      add(w.g_part, w.gx_part, 0, m.sizes.c);
+    }
+    return;
+  }
+  parallel(team, [&](int t) {
+    const Range r = range_of(blocks, 1, team, t);
+    for (int64_t b = r.begin; b < r.end; ++b) block(b, w.block_sums[b], w.block_sums[b] + pad);
+  });
+  parallel(team, [&](int t) {
+    const Range r = range_of(m.sizes.c, kPad, team, t);
+    for (int64_t b = 0; b < blocks; ++b) add(w.block_sums[b], w.block_sums[b] + pad, r.begin, r.end);
+  });
+}
+
+// dx = rstd * (g - c1 - xhat * c2) as an affine map: c1 and c2 are means over a set, 0 with running statistics.
+void set_affine(const Problem& p, const Domain& d, const double* weight, Work& w) {
+  const double n = static_cast<double>(p.set_elems());
+  for (int64_t first = 0; first < d.channels(); first += p.set_channels) {
+    double c1 = 0, c2 = 0;
+    const int64_t end = first + p.set_channels;
+    for (int64_t c = first; !p.running && c < end; ++c) {
+      c1 += weight[d.c0 + c] * w.g[c];
+      c2 += weight[d.c0 + c] * w.gx[c];
+    }
+    for (int64_t c = first; c < end; ++c) {
+      const double rstd = w.channels.rstd[c] * w.channels.scale[c];
+      w.affine.d[c] = rstd * weight[d.c0 + c];
+      w.affine.k[c] = -(rstd * (c2 / n));
+      w.affine.b[c] = -(rstd * (c1 / n));
+    }
+  }
+}
+
+// A total over samples, added to what is there or in place of it.
+void write_total(const View& v, const double* parts, int64_t samples, int64_t channels, bool accumulate, double* total) {
+  if (!v) return;
+  read_doubles(accumulate ? ConstView(v) : ConstView(), channels, 0, total);
+  for (int64_t c = 0; c < channels; ++c) {
+    double sum = 0;
+    for (int64_t n = 0; n < samples; ++n) sum += parts[n * channels + c];
+    total[c] += sum;
+  }
+  write_doubles(v, channels, total);
+}
+
+void run(const Method& m, const ChannelNormGradArgs& a, const Exec& exec) {
+  const int axis = check_x(m.backward_name, a.x, a.channel_axis);
+  const int64_t groups = check(m, a, axis);
+  check_threads(m.backward_name, exec);
+  const Kernels& k = channel_kernels(a.x.dtype);
+  const ConstView dx = a.dx;
+  using Role = Placement::Role;
+  Placement at(axis, m.pool == Pool::group, {{a.x, Role::input}, {a.dy, Role::input}, {dx, Role::output}});
+  const Sizes sizes = at.sizes();
+  check_positions(m.backward_name, m, sizes, a.x);
+
+  Problem p{.k = k, .at = at};
+  p.recipe.centre = true;
+  p.recipe.eps = a.eps;
+  p.elem = a.x.dtype == DType::f64 ? 8 : 4;
+  p.set_channels = m.pool == Pool::group ? sizes.c / groups : 1;
+  p.running = !a.training;
+  p.across_samples = p.running ? p.columns() : m.pool == Pool::batch;
+  const int threads = useful_threads(exec.threads, at.bytes());
+  const bool given = p.running || a.rstd, wants_sums = a.dweight || a.dbias;
+  const int64_t given_count = p.running ? sizes.c : p.sets(), samples = p.across_samples ? 1 : sizes.n;
+  if (given) p.given_rstd = p.given_mean = &p.recipe.eps;  // not null: nothing is computed, so no memory for it
+  const Split split = p.split(dtype_size(a.x.dtype) + dtype_size(a.dy.dtype), threads);
+  double *weight, *mean, *rstd, *g, *gx, *total;
+  char* copies;
+  Work* works;
+  const auto place = [&](char* base) {
+    Arena arena(base);
+    weight = arena.take<double>(padded(sizes.c));
+    total = arena.take<double>(padded(sizes.c));
+    mean = arena.take<double>(given ? given_count : 0);
+    rstd = arena.take<double>(given ? given_count : 0);
+    g = arena.take<double>(wants_sums ? samples * sizes.c : 0);
+    gx = arena.take<double>(wants_sums ? samples * sizes.c : 0);
+    copies = arena.take<char>(static_cast<int64_t>(at.scratch_bytes()));
+    works = arena.take<Work>(split.workers);
+    for (int i = 0; i < split.workers; ++i) {
+      Work work;
+      p.place(base ? works[i] : work, split, arena, true);
+    }
+    return arena.used();
+  };
+  place(workspace(place(nullptr)));
+
+  read_doubles(a.weight, sizes.c, 1, weight);
+  parallel(1, [&](int) {  // for its floating-point state
+    if (!given) return;
+    read_doubles(p.running ? a.running_mean : a.mean, given_count, 0, mean);
+    read_doubles(p.running ? a.running_var : a.rstd, given_count, 0, rstd);
+    for (int64_t c = 0; p.running && c < given_count; ++c) {
+      const double d = std::sqrt(rstd[c] + a.eps);
+      rstd[c] = d == 0 ? 0 : 1 / d;
+    }
+    p.given_mean = mean;
+    p.given_rstd = rstd;
+  });
+  at.load(copies, threads);
+  const bool stream = at.bytes() > cache_bytes() && a.dx && a.dx.data != a.x.data && a.dx.data != a.dy.data;
+  if (sizes.elems() > 0)
+    each_domain(p, split, works, [&](const Domain& d, Work& w, int team) {
+      p.set_stats(d, w, team);
+      const Map map{.x = at[0].at(d.n0, d.c0),
+                    .dy = at[1].at(d.n0, d.c0),
+                    .out = at[2].at(d.n0, d.c0),
+                    .sizes = p.sizes_of(d),
+                    .stream = stream};
+      if (!p.running || wants_sums) {
+        std::fill(w.affine.k, w.affine.k + d.channels(), 1.0);
+        std::fill(w.affine.b, w.affine.b + d.channels(), 0.0);
+        std::fill(w.affine.d, w.affine.d + d.channels(), 0.0);
+        k.narrow(w.coefs, d.channels(), at.layout());
+        p.columns() ? sums_of_columns(p, map, w, team) : sums_of_planes(p, map, w);
+      }
+      if (wants_sums) {
+        const int64_t first = (p.across_samples ? 0 : d.n0 * sizes.c) + d.c0;
+        std::copy(w.g, w.g + d.channels(), g + first);
+        std::copy(w.gx, w.gx + d.channels(), gx + first);
+      }
+      if (!a.dx) return;
+      set_affine(p, d, weight, w);
+      k.narrow(w.coefs, d.channels(), at.layout());
+      p.map(map, d, w, team);
+    });
+  at.store(threads);
+  parallel(1, [&](int) {
+    const int64_t parts = sizes.elems() > 0 ? samples : 0;
+    write_total(a.dweight, gx, parts, sizes.c, a.accumulate, total);
+    write_total(a.dbias, g, parts, sizes.c, a.accumulate, total);
+  });
+}
+
+}  // namespace
+}  // namespace channels
+
+void batch_norm_backward(const ChannelNormGradArgs& args, const Exec& exec) {
+  channels::run(channels::kBatchNorm, args, exec);
+}
+void instance_norm_backward(const ChannelNormGradArgs& args, const Exec& exec) {
+  channels::run(channels::kInstanceNorm, args, exec);
+}
+void group_norm_backward(const ChannelNormGradArgs& args, const Exec& exec) {
+  channels::run(channels::kGroupNorm, args, exec);
+}
+
+}  // namespace normkit
