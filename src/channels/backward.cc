@@ -91,34 +91,25 @@ void sums_of_columns(const Problem& p, const Map& m, Work& w, int team) {
   });
 }
 
-// dx = rstd * (g - c1 - xhat * c2) as an affine map: c1 and c2 are means over a set, 0 with running statistics.
+// dx as an affine map; running statistics do not depend on x, so that only rstd * dy * weight is left.
 void set_affine(const Problem& p, const Domain& d, const double* weight, Work& w) {
-  const double n = static_cast<double>(p.set_elems());
-  for (int64_t first = 0; first < d.channels(); first += p.set_channels) {
-    double c1 = 0, c2 = 0;
-    const int64_t end = first + p.set_channels;
-    for (int64_t c = first; !p.running && c < end; ++c) {
-      c1 += weight[d.c0 + c] * w.g[c];
-      c2 += weight[d.c0 + c] * w.gx[c];
-    }
-    for (int64_t c = first; c < end; ++c) {
-      const double rstd = w.channels.rstd[c] * w.channels.scale[c];
-      w.affine.d[c] = rstd * weight[d.c0 + c];
-      w.affine.k[c] = -(rstd * (c2 / n));
-      w.affine.b[c] = -(rstd * (c1 / n));
-    }
+  if (p.running) {
+    std::fill(w.g, w.g + d.channels(), 0.0);
+    std::fill(w.gx, w.gx + d.channels(), 0.0);
   }
+  p.k.grad_affine(weight + d.c0, w.g, w.gx, d.channels(), p.set_channels, static_cast<double>(p.set_elems()), w.channels,
+                  w.affine);
 }
 
 // A total over samples, added to what is there or in place of it.
 void write_total(const View& v, const double* parts, int64_t samples, int64_t channels, bool accumulate, double* total) {
   if (!v) return;
-  read_doubles(accumulate ? ConstView(v) : ConstView(), channels, 0, total);
-  for (int64_t c = 0; c < channels; ++c) {
-    double sum = 0;
-    for (int64_t n = 0; n < samples; ++n) sum += parts[n * channels + c];
-    total[c] += sum;
-  }
+  std::fill(total, total + 2 * channels, 0.0);
+  for (int64_t n = 0; n < samples; ++n)
+    for (int64_t c = 0; c < channels; ++c) total[c] += parts[n * channels + c];
+  double* old = total + channels;
+  if (accumulate) read_doubles(v, channels, 0, old);
+  for (int64_t c = 0; c < channels; ++c) total[c] = old[c] + total[c];
   write_doubles(v, channels, total);
 }
 
@@ -151,7 +142,7 @@ void run(const Method& m, const ChannelNormGradArgs& a, const Exec& exec) {
   const auto place = [&](char* base) {
     Arena arena(base);
     weight = arena.take<double>(padded(sizes.c));
-    total = arena.take<double>(padded(sizes.c));
+    total = arena.take<double>(2 * sizes.c);
     mean = arena.take<double>(given ? given_count : 0);
     rstd = arena.take<double>(given ? given_count : 0);
     g = arena.take<double>(wants_sums ? samples * sizes.c : 0);

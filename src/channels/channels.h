@@ -86,6 +86,8 @@ struct Kernels {
   // Sets var to the given variances (running statistics, or unknown: null) and the rest from mean and rstd.
   void (*take_stats)(const double* mean, const double* rstd, int64_t count, const StatArrays& out);
   void (*narrow)(Coefs& coefs, int64_t count, Layout layout);
+  void (*grad_affine)(const double* weight, const double* g, const double* gx, int64_t count, int64_t set_channels, double n,
+                      const StatArrays& stats, const Affine& out);
   // Sums over positions of dy and dy * (xhat * k + b), per channel. Planes: of `count` channels of one sample. Columns: of
   // positions [row, row + count), count <= kRowBlock.
   void (*run_grad_sums)(const Map& map, const Coefs& coefs, double* g, double* gx);

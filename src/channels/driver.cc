@@ -238,29 +238,48 @@ void Problem::map(const Map& m, const Domain& d, const Work& w, int team) const 
 }
 
 // ---- small operands --------------------------------------------------------------------------------------------------
+namespace {
+
+// Calls f(typed data) for v's type.
+template <class View, class F>
+void with_type(const View& v, const F& f) {
+  const auto as = [&]<class T>(T) {
+    using Typed = std::conditional_t<std::is_const_v<std::remove_pointer_t<decltype(v.data)>>, const T, T>;
+    f(static_cast<Typed*>(v.data));
+  };
+  switch (v.dtype) {
+    case DType::f32: return as(float{});
+    case DType::f64: return as(double{});
+    case DType::bf16: return as(bf16{});
+    default: return as(f16{});
+  }
+}
+// Calls f(i, offset of element i) for the elements of a vector or of a matrix, row by row.
+template <class View, class F>
+void each_offset(const View& v, int64_t count, const F& f) {
+  if (v.rank == 1) {
+    for (int64_t i = 0; i < count; ++i) f(i, i * v.strides[0]);
+  } else {
+    for (int64_t i = 0; i < count; ++i) f(i, element_offset(v, i));
+  }
+}
+template <class T>
+T narrowed(double v) {
+  if constexpr (std::is_same_v<T, float> || std::is_same_v<T, double>) return static_cast<T>(v);
+  return T(static_cast<float>(v));
+}
+
+}  // namespace
+
 void read_doubles(const ConstView& v, int64_t count, double fill, double* out) {
   if (!v) return std::fill(out, out + count, fill), void();
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t at = element_offset(v, i);
-    switch (v.dtype) {
-      case DType::f32: out[i] = static_cast<const float*>(v.data)[at]; break;
-      case DType::f64: out[i] = static_cast<const double*>(v.data)[at]; break;
-      case DType::bf16: out[i] = static_cast<const bf16*>(v.data)[at]; break;
-      default: out[i] = static_cast<const f16*>(v.data)[at];
-    }
-  }
+  with_type(v, [&](const auto* data) { each_offset(v, count, [&](int64_t i, int64_t at) { out[i] = data[at]; }); });
 }
 
 void write_doubles(const View& v, int64_t count, const double* from) {
-  for (int64_t i = 0; i < count; ++i) {
-    const int64_t at = element_offset(v, i);
-    switch (v.dtype) {
-      case DType::f32: static_cast<float*>(v.data)[at] = static_cast<float>(from[i]); break;
-      case DType::f64: static_cast<double*>(v.data)[at] = from[i]; break;
-      case DType::bf16: static_cast<bf16*>(v.data)[at] = bf16(static_cast<float>(from[i])); break;
-      default: static_cast<f16*>(v.data)[at] = f16(static_cast<float>(from[i]));
-    }
-  }
+  with_type(v, [&]<class T>(T* data) {
+    each_offset(v, count, [&](int64_t i, int64_t at) { data[at] = narrowed<T>(from[i]); });
+  });
 }
 
 }  // namespace normkit::channels

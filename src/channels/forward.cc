@@ -2,6 +2,7 @@
 // loops are in statistics-inl.h and map-inl.h.
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 #include "channels/driver.h"
 #include "geometry.h"
@@ -81,12 +82,11 @@ void update_running(const ChannelNormArgs& a, const Kept& kept, int64_t samples,
 
 // Nothing to normalize: the running statistics stay.
 void empty(const ChannelNormArgs& a) {
-  for (const View* v : {&a.mean, &a.rstd})
-    for (int64_t i = 0; *v && i < v->numel(); ++i) {
-      const double zero = 0;
-      char* p = static_cast<char*>(v->data) + element_offset(*v, i) * dtype_size(v->dtype);
-      std::copy_n(reinterpret_cast<const char*>(&zero), dtype_size(v->dtype), p);
-    }
+  for (const View* v : {&a.mean, &a.rstd}) {
+    if (!*v) continue;
+    const std::vector<double> zeros(static_cast<size_t>(v->numel()));
+    write_doubles(*v, v->numel(), zeros.data());
+  }
 }
 
 void run(const Method& m, const ChannelNormArgs& a, const Exec& exec) {

@@ -14,6 +14,7 @@ const Kernels NORMKIT_JOIN(kernels, NORMKIT_SIMD, NORMKIT_X) = {
     .finish = NORMKIT_SIMD::finish_sets,
     .take_stats = NORMKIT_SIMD::take_stats,
     .narrow = NORMKIT_SIMD::narrow,
+    .grad_affine = NORMKIT_SIMD::grad_affine,
     .run_grad_sums = NORMKIT_SIMD::run_grad_sums,
     .block_grad_sums = NORMKIT_SIMD::block_grad_sums,
     .map_planes = NORMKIT_SIMD::map_planes,

@@ -8,9 +8,10 @@ namespace normkit::NORMKIT_SIMD {
 namespace {
 
 // ---- coefficients ----------------------------------------------------------------------------------------------------
+// True if the compute type does not hold v, and not because it is infinite or NaN already.
 NORMKIT_INLINE bool unfit(double v) {
   const double a = __builtin_fabs(v);
-  return (a != 0 && a < 0x1p-126) || a > 0x1p127;
+  return ((a != 0) & (a < 0x1p-126)) | (a > 0x1p127);
 }
 
 // Columns: arrays of C hold pairs of columns in register order. A last pair that overlaps the one before it has a place of
@@ -22,27 +23,57 @@ void to_register_order(void* array, int64_t count) {
   for (int64_t c = 0; c < count; c += kPairElems) store_sums(load_c(p + c), p + c);
 }
 
+NORMKIT_INLINE bool is_wide(double scaled, double shifted, double grad, double origin, double scale) {
+  if (sizeof(C) == 8) return scale != 1;
+  return unfit(scaled) | unfit(grad) | (__builtin_fabs(shifted) > 0x1p127) | (__builtin_fabs(origin) > 0x1p126);
+}
+// Loops over arrays that do not overlap, each simple enough to become vectors.
 void narrow(Coefs& co, int64_t count, Layout layout) {
   C *m0 = static_cast<C*>(co.m0), *k = static_cast<C*>(co.k), *b = static_cast<C*>(co.b), *d = static_cast<C*>(co.d);
-  int any = 0;
+  const StatArrays& st = co.stats;
+  const Affine& af = co.affine;
+#pragma GCC ivdep
   for (int64_t i = 0; i < count; ++i) {
-    const double scaled = co.stats.rstd[i] * co.affine.k[i];
-    const double shifted = co.affine.b[i] - co.stats.delta[i] * scaled;
-    const double origin = co.stats.m0[i], grad = co.affine.d[i];
-    m0[i] = static_cast<C>(origin), k[i] = static_cast<C>(scaled);
-    b[i] = static_cast<C>(shifted), d[i] = static_cast<C>(grad);
-    const bool range = unfit(scaled) || unfit(grad) || __builtin_fabs(shifted) > 0x1p127 || __builtin_fabs(origin) > 0x1p126;
-    co.wide[i] = co.stats.scale[i] != 1 || (sizeof(C) == 4 && range);
-    any |= co.wide[i];
+    const double scaled = st.rstd[i] * af.k[i];
+    m0[i] = static_cast<C>(st.m0[i]);
+    k[i] = static_cast<C>(scaled);
+    b[i] = static_cast<C>(af.b[i] - st.delta[i] * scaled);
+    d[i] = static_cast<C>(af.d[i]);
   }
-  co.any_wide = any;
-  for (int64_t i = count; i < padded(count); ++i) {
-    m0[i] = k[i] = b[i] = d[i] = 0;
-    co.wide[i] = 0;
-  }
+  const auto wide = [&](int64_t i) __attribute__((always_inline)) {
+    const double scaled = st.rstd[i] * af.k[i];
+    return is_wide(scaled, af.b[i] - st.delta[i] * scaled, af.d[i], st.m0[i], st.scale[i]);
+  };
+  int64_t any = 0;
+#pragma GCC ivdep
+  for (int64_t i = 0; i < count; ++i) any += wide(i) ? 1 : 0;
+  co.any_wide = any != 0;
+  for (int64_t i = 0; any != 0 && i < padded(count); ++i) co.wide[i] = i < count && wide(i);
+  for (int64_t i = count; i < padded(count); ++i) m0[i] = k[i] = b[i] = d[i] = 0;
   if (layout != Layout::columns || !kEvenOdd) return;
   void* const arrays[] = {co.m0, co.k, co.b, co.d};
   for (void* array : arrays) to_register_order(array, count);
+}
+
+// The map of the backward, dx = rstd * (g - c1 - xhat * c2) with g = dy * weight; c1 and c2 are the means of g and of
+// g * xhat over each set of n elements, from the sums over its channels.
+void grad_affine(const double* weight, const double* g, const double* gx, int64_t count, int64_t set_channels, double n,
+                 const StatArrays& st, const Affine& out) {
+#pragma GCC ivdep
+  for (int64_t c = 0; c < count; ++c) out.b[c] = weight[c] * g[c], out.k[c] = weight[c] * gx[c];
+  if (set_channels > 1)
+    for (int64_t first = 0; first < count; first += set_channels) {
+      double c1 = 0, c2 = 0;
+      for (int64_t c = first; c < first + set_channels; ++c) c1 += out.b[c], c2 += out.k[c];
+      for (int64_t c = first; c < first + set_channels; ++c) out.b[c] = c1, out.k[c] = c2;
+    }
+#pragma GCC ivdep
+  for (int64_t c = 0; c < count; ++c) {
+    const double rstd = st.rstd[c] * st.scale[c];
+    out.d[c] = rstd * weight[c];
+    out.k[c] = -(rstd * (out.k[c] / n));
+    out.b[c] = -(rstd * (out.b[c] / n));
+  }
 }
 
 // The coefficients of a pair of elements: of one channel, or of neighbouring ones.
@@ -92,7 +123,8 @@ template <bool kMixed>
 NORMKIT_INLINE Pair load_as_x(RowPtr o, int64_t c) {
   return load(kMixed ? o : RowPtr{o.p, false}, c);
 }
-// The kinds of coefficients: of a channel in all its positions, or of a position's channels.
+// The kinds of coefficients: of a channel in all its positions, or of a position's channels. Made from a number, so that
+// what is not inlined makes them again: a reference would force them out of their registers.
 struct OfChannel {
   PairCoefs pair;
   int64_t channel;
@@ -107,6 +139,7 @@ struct OfColumns {
   const Coefs& co;
   int64_t count;
   static constexpr int kStep = 1;
+  OfColumns(const Coefs& coefs, int64_t channels) : co(coefs), count(channels) {}
   NORMKIT_INLINE PairCoefs at(int64_t c) const {
     return {pair_of(co.m0, c), pair_of(co.k, c), pair_of(co.b, c), pair_of(co.d, c)};
   }
@@ -126,23 +159,22 @@ NORMKIT_INLINE void put_pair(const MapRow& r, int64_t c, Pair v) {
   store<f.stream, false>(f.mixed ? r.out : RowPtr{r.out.p, false}, c, v);
 }
 template <MapForm f, class Of>
-__attribute__((noinline)) void map_partial(const MapRow& r, int64_t c, int64_t count, const Of& of, const Coefs& co) {
+__attribute__((noinline)) void map_partial(MapRow r, int64_t count, const Coefs& co, int64_t of_what) {
+  const Of of(co, of_what);
   Staged x, dy, out;
-  const MapRow t{x.in_repeated(r.x, c, count), dy.in(r.dy, c, count), out.out(r.out, c)};
+  const MapRow t{x.in_repeated(r.x, 0, count), dy.in(r.dy, 0, count), out.out(r.out, 0)};
   constexpr MapForm any{.dy = f.dy, .mixed = true, .wide = f.wide};
-  put_pair<any>(t, c, map_pair<any>(t, c, of.at(c), of, co));
-  out.flush(r.out, c, count);
+  put_pair<any>(t, 0, map_pair<any>(t, 0, of.at(0), of, co));
+  out.flush(r.out, 0, count);
 }
 
 // Elements up to the next address that a streamed store may write.
 NORMKIT_INLINE int64_t to_alignment(RowPtr o) {
   return static_cast<int64_t>(-reinterpret_cast<uintptr_t>(o.p) % kVecBytes) / elem_bytes(o);
 }
-// A partial last pair overlaps the one before it. It is computed first: out may be x.
+// A run of at least a pair. A partial last pair overlaps the one before it; it is computed first: out may be x.
 template <MapForm f, class Of>
-NORMKIT_INLINE void map_run(const MapRow& row, int64_t len, const Of& of, const Coefs& co) {
-  const MapRow r = row;  // a copy that no store can change
-  if (len < kPairElems) return map_partial<f>(r, 0, len, of, co);
+NORMKIT_INLINE void map_run(const MapRow& r, int64_t len, const Of& of, const Coefs& co) {
   constexpr MapForm plain{.dy = f.dy, .mixed = f.mixed, .wide = f.wide};
   const int64_t last = len - kPairElems;
   const bool partial = len % kPairElems != 0 || (f.stream && !aligned(r.out));
@@ -161,7 +193,10 @@ NORMKIT_INLINE void map_run(const MapRow& row, int64_t len, const Of& of, const 
 // a register are not streamed.
 inline constexpr int64_t kStreamBytes = 4 << 10;
 template <MapForm f, class Of>
-NORMKIT_INLINE void map_run_or_plain(const MapRow& r, int64_t len, const Of& of, const Coefs& co) {
+NORMKIT_INLINE void map_any_run(const MapRow& row, int64_t len, const Coefs& co, int64_t of_what) {
+  const MapRow r = row;  // a copy that no store can change
+  if (len < kPairElems) return map_partial<f, Of>(r, len, co, of_what);
+  const Of of(co, of_what);
   constexpr MapForm plain{.dy = f.dy, .mixed = f.mixed, .wide = f.wide};
   const bool worth = (len % kPairElems == 0 && aligned(r.out)) || len * elem_bytes(r.out) >= kStreamBytes;
   if (f.stream && worth) return map_run<f>(r, len, of, co);
@@ -170,22 +205,25 @@ NORMKIT_INLINE void map_run_or_plain(const MapRow& r, int64_t len, const Of& of,
 
 template <MapForm f>
 void planes_of_form(const Map& m, const Coefs& co) {
-  for (int64_t n = 0; n < m.sizes.n; ++n)
+  for (int64_t n = 0; n < m.sizes.n; ++n) {
+    const Tensor x = m.x.at(n, 0), dy = m.dy.at(n, 0), out = m.out.at(n, 0);
+    MapRow row{{x.data, x.f32}, {dy.data, dy.f32}, {out.data, out.f32}};
     for (int64_t c = 0; c < m.sizes.c; ++c) {
-      const Tensor x = m.x.at(n, c), dy = m.dy.at(n, c), out = m.out.at(n, c);
-      const MapRow row{{x.data, x.f32}, {dy.data, dy.f32}, {out.data, out.f32}};
-      map_run_or_plain<f>(row, m.sizes.s, OfChannel(co, c), co);
+      map_any_run<f, OfChannel>(row, m.sizes.s, co, c);
+      row.x.p += x.c;
+      if (f.dy) row.dy.p += dy.c;
+      row.out.p += out.c;
     }
+  }
 }
 template <MapForm f>
 void columns_of_form(const Map& m, const Coefs& co, int64_t row0, int64_t count) {
-  const OfColumns of{co, m.sizes.c};
   for (int64_t row = row0; row < row0 + count; ++row) {
     Positions<1> x, dy, out;
     x.place(m.x, m.sizes, row);
     dy.place(m.dy, m.sizes, row);
     out.place(m.out, m.sizes, row);
-    map_run_or_plain<f>({x.p[0], dy.p[0], out.p[0]}, m.sizes.c, of, co);
+    map_any_run<f, OfColumns>({x.p[0], dy.p[0], out.p[0]}, m.sizes.c, co, m.sizes.c);
   }
 }
 
@@ -216,22 +254,34 @@ template <bool kMixed, bool kWide>
 struct GradRunOp {
   static constexpr int kSums = 2;
   MapRow r;
-  const OfChannel& of;
+  int64_t room;  // as Run's, for both operands
+  OfChannel of;
   const Coefs& co;
 
-  NORMKIT_INLINE void add(int64_t c, PairRef s1, PairRef s2) const { add_pair<kMixed>(r, c, s1, s2); }
-  __attribute__((noinline)) void add_partial(int64_t c, int64_t count, PairRef s1, PairRef s2) const {
-    Staged x, dy;
-    add_pair<true>({x.in_repeated(r.x, c, count), dy.in(r.dy, c, count), {}}, c, s1, s2);
+  NORMKIT_INLINE void add(int64_t c, PairRef s1, PairRef s2) const {
+    const Pair dy = load_as_x<kMixed>(r.dy, c);
+    add_sums(dy, map_pair<kForm>(r, c, of.at(c), of, co), s1, s2);
+  }
+  NORMKIT_INLINE void add_partial(int64_t c, int64_t count, PairRef s1, PairRef s2) const {
+    if (__builtin_expect(c + kPairElems > room, 0)) return add_staged(r, c, count, co, of.channel, s1, s2);
+    const PairMask first = first_elements(count);
+    const Pair dy = load_as_x<kMixed>(r.dy, c), v = map_pair<kForm>(r, c, of.at(c), of, co);
+    add_sums(keep(first, dy), keep(first, v), s1, s2);
   }
 
  private:
-  template <bool kM>
-  NORMKIT_INLINE void add_pair(const MapRow& row, int64_t c, PairRef s1, PairRef s2) const {
-    const Pair dy = load_as_x<kM>(row.dy, c);
-    const Pair v = map_pair<MapForm{.mixed = kM, .wide = kWide}>(row, c, of.at(c), of, co);
+  static constexpr MapForm kForm{.mixed = kMixed, .wide = kWide};
+  static NORMKIT_INLINE void add_sums(Pair dy, Pair v, PairRef s1, PairRef s2) {
     s1 = Pair(s1) + dy;
     s2 = fma(dy, v, Pair(s2));
+  }
+  static __attribute__((noinline)) void add_staged(MapRow r, int64_t c, int64_t count, const Coefs& co, int64_t channel,
+                                                   PairRef s1, PairRef s2) {
+    const OfChannel of(co, channel);
+    Staged x, dy;
+    const MapRow t{x.in_repeated(r.x, c, count), dy.in(r.dy, c, count), {}};
+    constexpr MapForm any{.mixed = true, .wide = kWide};
+    add_sums(load_as_x<true>(t.dy, c), map_pair<any>(t, c, of.at(c), of, co), s1, s2);
   }
 };
 template <bool kMixed, bool kWide>
@@ -245,9 +295,10 @@ void run_grad_sums_of(const Map& m, const Coefs& co, double* g, double* gx) {
       for (int k = 0; k < count; ++k) {
         const Tensor x = m.x.at(0, c0 + k), dy = m.dy.at(0, c0 + k);
         const OfChannel of(co, c0 + k);
+        const int64_t room = kMixed ? m.sizes.s : room_of(x.c == dy.c ? x.c : 0, m.sizes.s, m.sizes.c - c0 - k);
         Lanes lanes;
         sweep<true>(lanes, s, min64(s + kBlock, m.sizes.s),
-                    GradRunOp<kMixed, kWide>{{{x.data, x.f32}, {dy.data, dy.f32}, {}}, of, co});
+                    GradRunOp<kMixed, kWide>{{{x.data, x.f32}, {dy.data, dy.f32}, {}}, room, of, co});
         s1.put(k, lanes.s1);
         s2.put(k, lanes.s2);
       }
@@ -261,7 +312,7 @@ void run_grad_sums_of(const Map& m, const Coefs& co, double* g, double* gx) {
 template <int kRows, bool kMixed, bool kWide, bool kPartial>
 NORMKIT_INLINE void add_grad_positions(const Positions<kRows>& x, const Positions<kRows>& dy, const Coefs& co, int64_t c,
                                        int64_t at, int64_t count, ColumnSums& sums) {
-  const PairCoefs of = OfColumns{co, 0}.at(c);
+  const PairCoefs of = OfColumns(co, 0).at(c);
   Pair s1 = load_sums(sums.s1 + at), s2 = load_sums(sums.s2 + at);
 #pragma GCC unroll 8
   for (int i = 0; i < kRows; ++i) {

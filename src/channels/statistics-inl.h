@@ -23,6 +23,57 @@ NORMKIT_INLINE void put_moments(double n, const C* shift, const C* s1, const C* 
 }
 
 // ---- planes ----------------------------------------------------------------------------------------------------------
+// A run of x. Its last elements are fewer than a pair: where `room` says that memory goes on behind them, a whole pair is
+// read and masked.
+struct Run {
+  const X* p;
+  int64_t room;  // elements that may be read from p on
+
+  NORMKIT_INLINE Pair get(int64_t c) const { return load_x(p + c); }
+  NORMKIT_INLINE Pair get_partial(int64_t c, int64_t count) const {
+    return __builtin_expect(c + kPairElems <= room, 1) ? get(c) : get_staged(c, count);
+  }
+
+ private:
+  __attribute__((noinline)) Pair get_staged(int64_t c, int64_t count) const {
+    Staged s;
+    return load(s.in_repeated({reinterpret_cast<const char*>(p), false}, c, count), c);
+  }
+};
+// Runs one behind the other make room for each other.
+NORMKIT_INLINE int64_t room_of(int64_t step, int64_t len, int64_t runs_left) {
+  return step == len * static_cast<int64_t>(sizeof(X)) ? runs_left * len : len;
+}
+
+struct RunMomentsOp {
+  static constexpr int kSums = 2;
+  Run run;
+  V shift;
+
+  NORMKIT_INLINE void add(int64_t c, PairRef s1, PairRef s2) const { add_moments<true>(run.get(c) - shift, s1, s2); }
+  NORMKIT_INLINE void add_partial(int64_t c, int64_t count, PairRef s1, PairRef s2) const {
+    add_moments<true>(keep(first_elements(count), run.get_partial(c, count) - shift), s1, s2);
+  }
+};
+struct RunOfGroup {
+  Run run;
+  NORMKIT_INLINE auto op(C shift) const { return RunMomentsOp{run, splat(shift)}; }
+  NORMKIT_INLINE void probes(int64_t m, V (&p)[2 * kPairs]) const {
+    const V last = splat(m < kSumLanes ? load_one(run.p + m - 1) : C{});
+#pragma GCC unroll 16
+    for (int k = 0; k < kPairs; ++k) {
+      const int64_t c = k * kPairElems;
+      if (c + kPairElems <= m) {
+        pair_at(p, k) = run.get(c);
+      } else if (c < m) {
+        pair_at(p, k) = select(first_elements(m - c), run.get_partial(c, m - c), Pair{last, last});
+      } else {
+        pair_at(p, k) = Pair{last, last};
+      }
+    }
+  }
+};
+
 // Runs of one block are taken in groups, as short rows are; what a group leaves behind its end is written over later.
 void run_moments(const char* x, int64_t step, int64_t count, int64_t len, const MomentArrays& out) {
   if (len > kBlock) {
@@ -37,9 +88,10 @@ void run_moments(const char* x, int64_t step, int64_t count, int64_t len, const 
   }
   GroupSums sums{};
   for (int64_t i = 0; i < count; i += kGroupRows) {
-    const char* first = x + i * step;
-    const auto src = [&](int k) __attribute__((always_inline)) { return source_of(first + k * step); };
-    group_sums<true, Src::x>(src, static_cast<int>(min64(kGroupRows, count - i)), len, sums);
+    const auto run = [&](int k) __attribute__((always_inline)) {
+      return RunOfGroup{{reinterpret_cast<const X*>(x + (i + k) * step), room_of(step, len, count - i - k)}};
+    };
+    group_sums<true>(run, static_cast<int>(min64(kGroupRows, count - i)), len, sums);
     for (int k = 0; k < kGroupRows; k += kLanes<double>)
       put_moments(static_cast<double>(len), sums.shift + k, sums.s1 + k, sums.s2 + k, out, i + k);
   }
@@ -187,22 +239,25 @@ void put_stats(const StatArrays& out, int64_t i, const RowStats& s, double var) 
   out.m0[i] = s.m0, out.delta[i] = s.delta, out.rstd[i] = s.rstd, out.scale[i] = s.scale, out.var[i] = var;
 }
 
+RowMoments moments_at(const MomentArrays& m, int64_t i, double n) {
+  return {splat(n), load_vec<VD>(m.origin + i), load_vec<VD>(m.shift + i), load_vec<VD>(m.m2 + i),
+          load_vec<VD>(m.slack + i)};
+}
 void finish_sets(const Sets& sets, const Recipe& r, int64_t count, const MomentArrays& m, const StatArrays& out) {
   const double n = static_cast<double>(sets.elems());
   int64_t bad = 0;
-#pragma GCC ivdep
   for (int64_t i = 0; i < count; ++i) {
     const double q = m.m2[i] / n, mean = m.origin[i] + m.shift[i];
+    const double m0 = sizeof(C) == 8 ? m.origin[i] : static_cast<double>(static_cast<float>(mean));
     out.var[i] = q;
     out.rstd[i] = 1 / __builtin_sqrt(q + r.eps);
-    const double m0 = sizeof(C) == 8 ? m.origin[i] : static_cast<double>(static_cast<float>(mean));
-    out.delta[i] = sizeof(C) == 8 ? m.shift[i] : mean - m0;
     out.m0[i] = m0;
+    out.delta[i] = sizeof(C) == 8 ? m.shift[i] : mean - m0;
     out.scale[i] = 1;
   }
-  for (int64_t i = 0; i < count; ++i) {
-    const Moments one{n, m.origin[i], m.shift[i], m.m2[i], m.slack[i]};
-    bad += needs_rescue(one, out.var[i], r);
+  for (int64_t i = 0; i < count; i += kLanes<double>) {
+    const auto flags = needs_rescue(moments_at(m, i, n), load_vec<VD>(out.var + i), r);
+    for (int64_t j = 0; j < min64(kLanes<double>, count - i); ++j) bad |= flags[static_cast<int>(j)];
   }
   if (__builtin_expect(bad == 0, 1)) return;
   for (int64_t i = 0; i < count; ++i) {

@@ -201,7 +201,8 @@ void grouped_rows(const Forward& call, int64_t row0, int64_t row1) {
     const auto src = [&](int i) __attribute__((always_inline)) {
       return row_of(call.src, row + i, f.residual ? kept.h + i * kept_step(call.cols) : nullptr);
     };
-    group_sums<kCentre, src_of(f)>(src, count, call.cols, sums);
+    const auto of = [&](int i) __attribute__((always_inline)) { return GroupRow<kCentre, src_of(f)>{src(i)}; };
+    group_sums<kCentre>(of, count, call.cols, sums);
     const bool special = finish_group<kCentre>(sums, count, call.recipe, call.cols, src, stats);
     if (call.mean.data || call.rstd.data)
       for (int i = 0; i < count; ++i) put_stats(call, row + i, stats[i]);

@@ -22,6 +22,23 @@ struct Lanes {
 template <int kSums>
 inline constexpr int kGroup = kRegisters / 4 / kSums < kPairs ? kRegisters / 4 / kSums : kPairs;
 
+// Fewer than 64 elements: every lane is met once at most.
+template <class Op>
+NORMKIT_INLINE void sweep_short(Lanes& lanes, int64_t c, int64_t end, const Op& op) {
+#pragma GCC unroll 16
+  for (int k = 0; k < kPairs; ++k) {
+    V s1[2] = {}, s2[2] = {};
+    const int64_t at = c + k * kPairElems;
+    if (at + kPairElems <= end) {
+      op.add(at, pair_at(s1, 0), pair_at(s2, 0));
+    } else if (at < end) {
+      op.add_partial(at, end - at, pair_at(s1, 0), pair_at(s2, 0));
+    }
+    if (Op::kSums == 2) pair_at(lanes.s1, k) = Pair{s1[0], s1[1]};
+    pair_at(lanes.s2, k) = Pair{s2[0], s2[1]};
+  }
+}
+
 // Adds elements [c, end) to the lanes (kFresh: to zero); c starts a group of 64. `Op` says what a pair at column c adds
 // to its lanes of the two sums (add), the same for a last pair of `count` elements (add_partial), and how many sums it
 // uses (kSums).
@@ -29,6 +46,7 @@ template <bool kFresh, class Op>
 NORMKIT_INLINE void sweep(Lanes& lanes, int64_t c, int64_t end, const Op& op) {
   constexpr int kG = kGroup<Op::kSums>;
   const int64_t whole = c + ((end - c) & ~int64_t{kSumLanes - 1});
+  if (kFresh && whole == c) return sweep_short(lanes, c, end, op);
   for (int g = 0; g < kPairs; g += kG) {
     V s1[2 * kG], s2[2 * kG];
 #pragma GCC unroll 16
@@ -53,6 +71,13 @@ NORMKIT_INLINE void sweep(Lanes& lanes, int64_t c, int64_t end, const Op& op) {
 }
 
 // The sums of moments: distance from the shift, and its square (without a centre: the square alone, shift 0).
+template <bool kCentre>
+NORMKIT_INLINE void add_moments(Pair d, PairRef s1, PairRef s2) {
+  // Half of the sums by a fused multiply-add with 1, the same bits: additions alone would fill their two ports.
+  if (kCentre) s1 = {Pair(s1).a + d.a, kFastFma ? fma(d.b, splat(C{1}), Pair(s1).b) : Pair(s1).b + d.b};
+  s2 = fma(d, d, Pair(s2));
+}
+// Of a row's h.
 template <bool kCentre, Src kSrc>
 struct MomentsOp {
   static constexpr int kSums = kCentre ? 2 : 1;
@@ -75,13 +100,8 @@ struct MomentsOp {
   }
 
  private:
-  NORMKIT_INLINE void add_pair(Pair d, PairRef s1, PairRef s2) const {
-    if constexpr (kCentre) {
-      d = d - shift;
-      // Half of the sums by a fused multiply-add with 1, the same bits: additions alone would fill their two ports.
-      s1 = {Pair(s1).a + d.a, kFastFma ? fma(d.b, splat(C{1}), Pair(s1).b) : Pair(s1).b + d.b};
-    }
-    s2 = fma(d, d, Pair(s2));
+  NORMKIT_INLINE void add_pair(Pair h, PairRef s1, PairRef s2) const {
+    add_moments<kCentre>(kCentre ? h - shift : h, s1, s2);
   }
 };
 
@@ -243,14 +263,15 @@ NORMKIT_INLINE Moments moments_of(const GroupSums& g, int i, double m) {
   return moments_of<kCentre>(m, static_cast<double>(g.shift[i]), static_cast<double>(g.s1[i]),
                              static_cast<double>(g.s2[i]));
 }
-// `src` gives row i. First the probes of all rows, then their sweeps: a sweep waits for its probes, not for others.
-template <bool kCentre, Src kSrc, class SrcOf>
-NORMKIT_INLINE void group_sums(const SrcOf& src, int count, int64_t cols, GroupSums& out) {
+// `row(i)` gives row i: probes(c, m, p) loads those of its block at c, op(shift) adds to its sums. First the probes of all
+// rows, then their sweeps: a sweep waits for its probes, not for others.
+template <bool kCentre, class RowOf>
+NORMKIT_INLINE void group_sums(const RowOf& row, int count, int64_t cols, GroupSums& out) {
   RowSums<kGroupRows> s1, s2;
   if (kCentre) {
     V probes[2 * kPairs];
     for (int i = 0; i < count; ++i) {
-      load_probes<kSrc>(src(i), 0, cols, probes);
+      row(i).probes(cols, probes);
       s1.put(i, probes);
     }
     s1.finish(count, out.shift);
@@ -258,13 +279,20 @@ NORMKIT_INLINE void group_sums(const SrcOf& src, int count, int64_t cols, GroupS
   }
   for (int i = 0; i < count; ++i) {
     Lanes lanes;
-    sweep<true>(lanes, 0, cols, MomentsOp<kCentre, kSrc>{src(i), out.shift[i]});
+    sweep<true>(lanes, 0, cols, row(i).op(out.shift[i]));
     if (kCentre) s1.put(i, lanes.s1);
     s2.put(i, lanes.s2);
   }
   if (kCentre) s1.finish(count, out.s1);
   s2.finish(count, out.s2);
 }
+// A row whose source is of any kind.
+template <bool kCentre, Src kSrc>
+struct GroupRow {
+  SourceRow src;
+  NORMKIT_INLINE void probes(int64_t m, V (&p)[2 * kPairs]) const { load_probes<kSrc>(src, 0, m, p); }
+  NORMKIT_INLINE auto op(C shift) const { return MomentsOp<kCentre, kSrc>{src, shift}; }
+};
 
 // Moments of a vector of rows.
 struct RowMoments {

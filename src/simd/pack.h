@@ -159,6 +159,41 @@ NORMKIT_INLINE void copy_x(const X* from, char* to) {
   put<kStream>(load_vec<VU>(from), to);
   if constexpr (sizeof(X) == sizeof(C)) put<kStream>(load_vec<VU>(from + L), to + kVecBytes);
 }
+// One element.
+NORMKIT_INLINE C load_one(const X* p) {
+  if constexpr (kX == Elem::bf16) {
+    const uint32_t bits = static_cast<uint32_t>(*p) << 16;
+    float v;
+    __builtin_memcpy(&v, &bits, sizeof v);
+    return v;
+  } else if constexpr (kX == Elem::f16) {
+    const F16Vec one{static_cast<uint16_t>(*p)};
+    return static_cast<C>(widen_f16(reinterpret_cast<const uint16_t*>(&one))[0]);
+  } else {
+    return *p;
+  }
+}
+
+// ---- the first elements of a pair ------------------------------------------------------------------------------------
+using VMask = decltype(V{} < V{});
+// All bits set in the first n lanes.
+NORMKIT_INLINE VMask first_lanes(int64_t n) {
+  alignas(64) static constexpr int32_t kBits32[32] = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
+  alignas(64) static constexpr int64_t kBits64[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
+  if constexpr (sizeof(C) == 4) return load_vec<VMask>(kBits32 + 16 - n);
+  return load_vec<VMask>(kBits64 + 8 - n);
+}
+struct PairMask {
+  VMask a, b;
+};
+NORMKIT_INLINE PairMask first_elements(int64_t count) {
+  if constexpr (kEvenOdd) return {first_lanes((count + 1) / 2), first_lanes(count / 2)};
+  return {first_lanes(count < L ? count : L), first_lanes(count < L ? 0 : count - L)};
+}
+NORMKIT_INLINE V select(VMask m, V v, V w) { return (V)(((VMask)v & m) | ((VMask)w & ~m)); }
+NORMKIT_INLINE Pair select(PairMask m, Pair v, Pair w) { return {select(m.a, v.a, w.a), select(m.b, v.b, w.b)}; }
+NORMKIT_INLINE Pair keep(PairMask m, Pair v) { return {(V)((VMask)v.a & m.a), (V)((VMask)v.b & m.b)}; }
+
 // To x's type and back.
 template <bool kShortNan = false>
 NORMKIT_INLINE Pair round_x(Pair v) {
