@@ -90,4 +90,7 @@ struct ChannelReference {
 ChannelReference reference(const ChannelCase& c, const ChannelInputs& in);
 inline constexpr double kMomentum = 0.3;  // of all cases
 
+// The scalar model of docs/numerics.md: the outputs that `like` holds, with the bits that the contract promises.
+ChannelOutputs channel_model(const ChannelCase& c, const ChannelInputs& in, const ChannelOutputs& like);
+
 }  // namespace normkit::test

@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <cstdio>
 #include <map>
 
 namespace normkit::test {
@@ -26,6 +25,53 @@ TEST(Channels, WithinTheTolerance) {
     expect_passes(c, "dx", out.dx, ref.dx, compute);
     expect_passes(c, "dweight", out.dweight, ref.dweight, compute);
     expect_passes(c, "dbias", out.dbias, ref.dbias, compute);
+  }
+}
+
+TEST(Channels, HaveTheBitsOfTheContract) {
+  for (const ChannelCase& c : channel_cases()) {
+    if (c.op == ChannelOp::instance && !c.training) continue;  // batch_norm's, see below
+    const ChannelInputs in = make_inputs(c);
+    const ChannelOutputs got = run(c, in);
+    EXPECT_EQ(difference(got, channel_model(c, in, got)), "") << c;
+  }
+}
+
+// By running statistics instance_norm is batch_norm.
+TEST(Channels, RunningInstanceNormHasTheBitsOfBatchNorm) {
+  for (ChannelCase c : channel_cases()) {
+    if (c.op != ChannelOp::instance || c.training) continue;
+    const ChannelInputs in = make_inputs(c);
+    PlacedChannels x(c, in.x, c.memory), dy(c, in.dy, c.memory);
+    const auto results = [&](ChannelOp op) {
+      PlacedChannels y(c, c.y_type(), c.memory), dx(c, c.x, c.memory);
+      ChannelOutputs out;
+      out.running_mean = in.running_mean, out.running_var = in.running_var;
+      out.dweight = Buffer(DType::f64, c.c), out.dbias = Buffer(DType::f64, c.c);
+      const int axis = c.last ? -1 : 1;
+      const View mean = view(out.running_mean, {c.c}), var = view(out.running_var, {c.c});
+      call(op, {.x = x.view(),
+                .weight = view(in.weight, {c.c}),
+                .bias = view(in.bias, {c.c}),
+                .y = y.view(),
+                .running_mean = mean,
+                .running_var = var,
+                .training = false,
+                .channel_axis = axis});
+      call(op, {.dy = dy.view(),
+                .x = x.view(),
+                .weight = view(in.weight, {c.c}),
+                .running_mean = mean,
+                .running_var = var,
+                .dx = dx.view(),
+                .dweight = view(out.dweight, {c.c}),
+                .dbias = view(out.dbias, {c.c}),
+                .training = false,
+                .channel_axis = axis});
+      out.y = y.contents(), out.dx = dx.contents();
+      return out;
+    };
+    EXPECT_EQ(difference(results(ChannelOp::instance), results(ChannelOp::batch)), "") << c;
   }
 }
 

@@ -1,91 +1,9 @@
 #include "model.h"
 
-#include <algorithm>
-#include <array>
-#include <limits>
+#include "model_parts.h"
 
 namespace normkit::test {
 namespace {
-
-constexpr int64_t kBlock = 4096;
-constexpr int kLanes = 64;
-constexpr int64_t kGradBlock = 64;
-
-template <class T>
-using Lanes = std::array<T, kLanes>;
-
-template <class T>
-T tree_sum(Lanes<T> lane) {
-  for (int half = kLanes / 2; half > 0; half /= 2)
-    for (int j = 0; j < half; ++j) lane[j] += lane[j + half];
-  return lane[0];
-}
-
-// Sum over the elements [0, n) in the normative order: add(i, lane) returns the lane with element i added.
-template <class T, class Add>
-double row_sum(int64_t n, const Add& add) {
-  double total = 0;
-  for (int64_t block = 0; block < n; block += kBlock) {
-    Lanes<T> lane{};
-    for (int64_t i = block; i < std::min(n, block + kBlock); ++i) lane[i % kLanes] = add(i, lane[i % kLanes]);
-    total += tree_sum(lane);
-  }
-  return total;
-}
-
-struct Stats {
-  double m0 = 0, delta = 0, rstd = 0;  // xhat = ((h*scale - m0) - delta) * rstd
-  double scale = 1;
-  bool rescued = false;
-  bool wide = false;  // xhat and dx are formed in f64
-  double derivative = 1;
-  double mean_out = 0, rstd_out = 0;
-};
-
-double held(double v) { return v > std::numeric_limits<double>::max() ? std::numeric_limits<double>::max() : v; }
-
-void set_rstd(Stats& s, EpsMode mode, double q, double eps) {
-  const double root = std::sqrt(q);
-  const double divisor = mode == EpsMode::inside    ? std::sqrt(q + eps)
-                         : mode == EpsMode::outside ? root + eps
-                         : root < eps               ? eps
-                                                    : root;
-  s.rstd = divisor == 0 ? 0 : held(1 / divisor);
-  if (mode == EpsMode::outside) s.derivative = root == 0 ? 0 : held(divisor / root);
-  if (mode == EpsMode::clamp) s.derivative = root < eps ? 0 : 1;
-}
-
-// The mean is origin + shift.
-struct Moments {
-  double n = 0, origin = 0, shift = 0, m2 = 0, slack = 0;
-};
-
-template <class T>
-Moments block_moments(const T* h, int64_t m) {
-  Lanes<T> probe{}, s1{}, s2{};
-  for (int j = 0; j < kLanes; ++j) probe[j] = h[std::min<int64_t>(j, m - 1)];
-  const T shift = tree_sum(probe) * static_cast<T>(1.0 / kLanes);
-  for (int64_t i = 0; i < m; ++i) {
-    const T d = h[i] - shift;
-    s1[i % kLanes] += d;
-    s2[i % kLanes] = std::fma(d, d, s2[i % kLanes]);
-  }
-  const double sum = tree_sum(s1), squares = tree_sum(s2), delta = sum / static_cast<double>(m);
-  const double m2 = squares - sum * delta;
-  return {static_cast<double>(m), shift, delta, m2 < 0 ? 0 : m2, sum * delta};
-}
-
-void merge(Moments& a, const Moments& b) {  // Chan
-  if (a.n == 0) {
-    a = b;
-    return;
-  }
-  const double n = a.n + b.n, share = b.n / n, d = (b.origin - a.origin) + (b.shift - a.shift);
-  a.shift += d * share;
-  a.m2 += b.m2 + d * d * (a.n * share);
-  a.slack += b.slack;
-  a.n = n;
-}
 
 template <class T>
 Moments sweep(const Case& c, const T* h) {
@@ -96,34 +14,6 @@ Moments sweep(const Case& c, const T* h) {
     total.m2 = row_sum<T>(c.cols, [&](int64_t i, T lane) { return std::fma(h[i], h[i], lane); });
   }
   return total;
-}
-
-template <class T>
-bool needs_rescue(const Case& c, const Moments& m, double q, EpsMode mode) {
-  const bool wide = sizeof(T) == 8;
-  const double base = q + (mode == EpsMode::inside ? c.eps : c.eps * c.eps);
-  return !(m.slack <= 4 * m.m2) || !(m.m2 <= (wide ? 0x1p1023 : 0x1p127)) || !(base >= (wide ? 0x1p-900 : 0x1p-100));
-}
-
-template <class T>
-double rescue_scale(const T* h, int64_t n, double eps) {
-  if (sizeof(T) == 4) return 1;
-  double largest = 0;
-  for (int64_t i = 0; i < n; ++i) largest = std::max<double>(largest, std::abs(h[i]));
-  if (!std::isfinite(largest) || largest == 0) return 1;
-  const int e = std::ilogb(largest);
-  if (e > 480) return std::ldexp(1.0, -e);
-  if (e >= -480) return 1;
-  const int room = eps > 0 ? (1000 - std::ilogb(eps)) / 2 : 1000;
-  return std::ldexp(1.0, std::min({-e, 1000, room}));
-}
-
-// Mean as an unevaluated sum of two numbers of the compute type.
-template <class T>
-void set_mean(Stats& s, double origin, double shift) {
-  s.mean_out = origin + shift;
-  s.m0 = sizeof(T) == 8 ? origin : static_cast<double>(static_cast<float>(s.mean_out));
-  s.delta = sizeof(T) == 8 ? shift : s.mean_out - s.m0;
 }
 
 template <class T>
@@ -151,11 +41,7 @@ Stats rescue(const Case& c, const T* h, EpsMode mode) {
     s.delta /= scale;
     s.scale = 1;
   }
-  s.mean_out = (s.m0 + s.delta) / s.scale;
-  s.rstd_out = held(s.rstd * s.scale);
-  const double rstd = std::abs(s.rstd_out), mean = std::abs(s.mean_out);
-  s.wide = s.scale != 1 || (sizeof(T) == 4 && ((rstd != 0 && rstd < 0x1p-126) || rstd > 0x1p127 || mean > 0x1p126));
-  if (!s.wide) set_mean<T>(s, s.m0, s.delta);
+  set_outputs<T>(s);
   return s;
 }
 
@@ -164,7 +50,7 @@ Stats statistics(const Case& c, const T* h) {
   const EpsMode mode = c.op == Op::l2 ? EpsMode::clamp : c.eps_mode;
   const Moments m = sweep(c, h);
   const double q = c.op == Op::l2 ? m.m2 : m.m2 / static_cast<double>(c.cols);
-  if (needs_rescue<T>(c, m, q, mode)) return rescue(c, h, mode);
+  if (needs_rescue<T>(m, q, mode, c.eps)) return rescue(c, h, mode);
   Stats s;
   set_rstd(s, mode, q, c.eps);
   s.rstd_out = s.rstd;
