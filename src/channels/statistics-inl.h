@@ -58,19 +58,25 @@ struct RunMomentsOp {
 struct RunOfGroup {
   Run run;
   NORMKIT_INLINE auto op(C shift) const { return RunMomentsOp{run, splat(shift)}; }
-  NORMKIT_INLINE void probes(int64_t m, V (&p)[2 * kPairs]) const {
-    const V last = splat(m < kSumLanes ? load_one(run.p + m - 1) : C{});
+  NORMKIT_INLINE C probes(int64_t m, V (&p)[2 * kPairs]) const {
+    if (!few_probes(m)) {
+      for (int k = 0; k < kPairs; ++k) pair_at(p, k) = run.get(k * kPairElems);
+      return 0;
+    }
+    const C first = load_one(run.p);
+    const V base = splat(first);
 #pragma GCC unroll 16
     for (int k = 0; k < kPairs; ++k) {
       const int64_t c = k * kPairElems;
       if (c + kPairElems <= m) {
-        pair_at(p, k) = run.get(c);
+        pair_at(p, k) = run.get(c) - base;
       } else if (c < m) {
-        pair_at(p, k) = select(first_elements(m - c), run.get_partial(c, m - c), Pair{last, last});
+        pair_at(p, k) = keep(first_elements(m - c), run.get_partial(c, m - c) - base);
       } else {
-        pair_at(p, k) = Pair{last, last};
+        pair_at(p, k) = Pair{V{}, V{}};
       }
     }
+    return first;
   }
 };
 

@@ -105,19 +105,24 @@ struct MomentsOp {
   }
 };
 
-// The 64 probes of a block: its first 64 elements, the last one repeated in a shorter block. Their mean is the shift.
+// The shift of a block is the mean of its probes: its first 64 elements or, in a shorter block, all of them, as distances
+// from the first one (so that a constant block has its element as its shift).
+NORMKIT_INLINE bool few_probes(int64_t m) { return m < kSumLanes; }
+NORMKIT_INLINE C probe_share(int64_t m) { return few_probes(m) ? C{1} / static_cast<C>(m) : static_cast<C>(1.0 / kSumLanes); }
+// Loads the probes; returns the first element where they are distances from it.
 template <Src kSrc>
-NORMKIT_INLINE void load_probes(const SourceRow& s, int64_t c, int64_t m, V (&p)[2 * kPairs]) {
-  if (m >= kSumLanes) {
+NORMKIT_INLINE C load_probes(const SourceRow& s, int64_t c, int64_t m, V (&p)[2 * kPairs]) {
+  if (!few_probes(m)) {
     for (int k = 0; k < kPairs; ++k) pair_at(p, k) = load<kSrc>(s, c + k * kPairElems);
-  } else {
-    C probe[kSumLanes];
-    load_natural(s, c, m, probe);
-    for (int64_t j = m; j < kSumLanes; ++j) probe[j] = probe[m - 1];
-    for (int k = 0; k < kPairs; ++k) pair_at(p, k) = load_c(probe + k * kPairElems);
+    return 0;
   }
+  C probe[kSumLanes] = {};
+  load_natural(s, c, m, probe);
+  const C first = probe[0];
+  for (int64_t j = 0; j < m; ++j) probe[j] -= first;
+  for (int k = 0; k < kPairs; ++k) pair_at(p, k) = load_c(probe + k * kPairElems);
+  return first;
 }
-inline constexpr C kProbeShare = static_cast<C>(1.0 / kSumLanes);
 
 // Moments of a block of m elements from its two sums.
 template <bool kCentre, class M = Moments, class D = double>
@@ -155,8 +160,9 @@ class Summer {
     shift_ = 0;
     if (kCentre) {
       V probes[2 * kPairs];
-      load_probes<kSrc>(src_, pos_, m, probes);
-      shift_ = sum_lanes(probes) * kProbeShare;
+      const C first = load_probes<kSrc>(src_, pos_, m, probes);
+      shift_ = sum_lanes(probes) * probe_share(m);
+      if (few_probes(m)) shift_ += first;
     }
     for (int k = 0; k < 2 * kPairs; ++k) lanes_.s1[k] = lanes_.s2[k] = V{};
   }
@@ -227,7 +233,9 @@ NORMKIT_INLINE void set_mean(RowStats& s, double origin, double shift) {
   s.delta = sizeof(C) == 8 ? shift : s.mean_out - s.m0;
 }
 
-// Statistics that f32 holds give xhat in f32, however they were found; others in f64. NaN takes the fast form.
+// Statistics that f32 holds give xhat in f32, however they were found; others in f64. NaN takes the fast form. Without a
+// rescue only an eps of this size leaves a rstd too small.
+inline constexpr double kHugeEps = 0x1p120;
 NORMKIT_INLINE bool fits_compute_type(const RowStats& s) {
   if (sizeof(C) == 8) return true;
   const double a = __builtin_fabs(s.rstd_out), m = __builtin_fabs(s.mean_out);
@@ -241,6 +249,7 @@ NORMKIT_INLINE RowStats finish(const Runs& runs, const Recipe& r, const Moments&
   set_rstd(s, q, r.eps, r.eps_kind);
   s.rstd_out = s.rstd;
   set_mean(s, m.origin, m.shift);
+  if (__builtin_expect(r.eps > kHugeEps, 0)) s.slow = !fits_compute_type(s);
   return s;
 }
 
@@ -263,19 +272,22 @@ NORMKIT_INLINE Moments moments_of(const GroupSums& g, int i, double m) {
   return moments_of<kCentre>(m, static_cast<double>(g.shift[i]), static_cast<double>(g.s1[i]),
                              static_cast<double>(g.s2[i]));
 }
-// `row(i)` gives row i: probes(c, m, p) loads those of its block at c, op(shift) adds to its sums. First the probes of all
+// `row(i)` gives row i: probes(m, p) is load_probes() of its first block, op(shift) adds to its sums. First the probes of all
 // rows, then their sweeps: a sweep waits for its probes, not for others.
 template <bool kCentre, class RowOf>
 NORMKIT_INLINE void group_sums(const RowOf& row, int count, int64_t cols, GroupSums& out) {
   RowSums<kGroupRows> s1, s2;
   if (kCentre) {
     V probes[2 * kPairs];
+    C first[kGroupRows] = {};
     for (int i = 0; i < count; ++i) {
-      row(i).probes(cols, probes);
+      first[i] = row(i).probes(cols, probes);
       s1.put(i, probes);
     }
     s1.finish(count, out.shift);
-    for (C& shift : out.shift) shift *= kProbeShare;
+    const C share = probe_share(cols);
+    for (C& shift : out.shift) shift *= share;
+    for (int i = 0; few_probes(cols) && i < kGroupRows; ++i) out.shift[i] += first[i];
   }
   for (int i = 0; i < count; ++i) {
     Lanes lanes;
@@ -290,7 +302,7 @@ NORMKIT_INLINE void group_sums(const RowOf& row, int count, int64_t cols, GroupS
 template <bool kCentre, Src kSrc>
 struct GroupRow {
   SourceRow src;
-  NORMKIT_INLINE void probes(int64_t m, V (&p)[2 * kPairs]) const { load_probes<kSrc>(src, 0, m, p); }
+  NORMKIT_INLINE C probes(int64_t m, V (&p)[2 * kPairs]) const { return load_probes<kSrc>(src, 0, m, p); }
   NORMKIT_INLINE auto op(C shift) const { return MomentsOp<kCentre, kSrc>{src, shift}; }
 };
 
@@ -317,7 +329,7 @@ NORMKIT_INLINE bool finish_group(const GroupSums& g, int count, const Recipe& r,
   for (double& e : rstd) e = 1 / __builtin_sqrt(e);
   int64_t any = 0;
   for (int i = 0; i < kLanes<double>; ++i) any |= bad[i];
-  if (__builtin_expect((any != 0) | (r.eps_kind != EpsKind::inside), 0)) {
+  if (__builtin_expect((any != 0) | (r.eps_kind != EpsKind::inside) | (r.eps > kHugeEps), 0)) {
     for (int i = 0; i < count; ++i) stats[i] = finish({src(i), cols}, r, moments_of<kCentre>(g, i, n));
     return true;
   }

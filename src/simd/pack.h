@@ -190,8 +190,6 @@ NORMKIT_INLINE PairMask first_elements(int64_t count) {
   if constexpr (kEvenOdd) return {first_lanes((count + 1) / 2), first_lanes(count / 2)};
   return {first_lanes(count < L ? count : L), first_lanes(count < L ? 0 : count - L)};
 }
-NORMKIT_INLINE V select(VMask m, V v, V w) { return (V)(((VMask)v & m) | ((VMask)w & ~m)); }
-NORMKIT_INLINE Pair select(PairMask m, Pair v, Pair w) { return {select(m.a, v.a, w.a), select(m.b, v.b, w.b)}; }
 NORMKIT_INLINE Pair keep(PairMask m, Pair v) { return {(V)((VMask)v.a & m.a), (V)((VMask)v.b & m.b)}; }
 
 // To x's type and back.

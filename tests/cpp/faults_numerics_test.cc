@@ -246,5 +246,34 @@ TEST(FaultsNumerics, DividesByTheRoot) {
   expect_values(forward(c, with_x(c, {3, 7})).y, {-1, 1});
 }
 
+// An outlier at the end of a short row once stood for the missing probes and pulled the shift away from the mean.
+TEST(FaultsNumerics, ShortRowsThatEndInAnOutlierAreWithinTheTolerance) {
+  for (DType x : {DType::f32, DType::f64}) {
+    for (int64_t cols : {7, 9, 12, 16, 33, 63}) {
+      const Case c{.op = Op::layer, .x = x, .rows = 500, .cols = cols};
+      Inputs in = make_inputs(c);
+      for (int64_t r = 0; r < c.rows; ++r) {
+        in.x.set(r * cols + cols - 1, 4 + 0.01 * static_cast<double>(r));
+        in.dy.set(r * cols + cols - 1, -10);
+      }
+      expect_within_tolerance(c, in);
+    }
+  }
+}
+
+// rstd below the normal numbers of f32, which no rescue had noticed.
+TEST(FaultsNumerics, HugeEpsKeepsTheGradientsDigits) {
+  for (Op op : {Op::layer, Op::rms, Op::l2}) {
+    for (EpsMode mode : {EpsMode::inside, EpsMode::outside, EpsMode::clamp}) {
+      if (op == Op::l2 && mode != EpsMode::inside) continue;
+      const bool inside = op != Op::l2 && mode == EpsMode::inside;
+      const Case c{.op = op, .rows = 3, .cols = 70, .eps = inside ? 1e88 : 1e44, .eps_mode = mode};
+      Inputs in = make_inputs(c);
+      for (int64_t i = 0; i < in.dy.size(); ++i) in.dy.set(i, in.dy.get(i) * 1e6);
+      expect_within_tolerance(c, in);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace normkit::test

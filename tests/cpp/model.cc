@@ -53,8 +53,9 @@ Stats statistics(const Case& c, const T* h) {
   if (needs_rescue<T>(m, q, mode, c.eps)) return rescue(c, h, mode);
   Stats s;
   set_rstd(s, mode, q, c.eps);
-  s.rstd_out = s.rstd;
-  set_mean<T>(s, m.origin, m.shift);
+  s.m0 = m.origin;
+  s.delta = m.shift;
+  set_outputs<T>(s);
   return s;
 }
 

@@ -66,8 +66,10 @@ struct Moments {
 template <class T>
 Moments block_moments(const T* h, int64_t m) {
   Lanes<T> probe{}, s1{}, s2{};
-  for (int j = 0; j < kLanes; ++j) probe[j] = h[std::min<int64_t>(j, m - 1)];
-  const T shift = tree_sum(probe) * static_cast<T>(1.0 / kLanes);
+  const bool few = m < kLanes;
+  for (int64_t j = 0; j < std::min<int64_t>(m, kLanes); ++j) probe[static_cast<size_t>(j)] = few ? h[j] - h[0] : h[j];
+  const T mean = tree_sum(probe) * (few ? T{1} / static_cast<T>(m) : static_cast<T>(1.0 / kLanes));
+  const T shift = few ? mean + h[0] : mean;
   for (int64_t i = 0; i < m; ++i) {
     const T d = h[i] - shift;
     s1[i % kLanes] += d;
@@ -118,7 +120,7 @@ void set_mean(Stats& s, double origin, double shift) {
   s.delta = sizeof(T) == 8 ? shift : s.mean_out - s.m0;
 }
 
-// After a rescue: what is saved, and whether the compute type holds it.
+// What is saved, and whether the compute type holds it.
 template <class T>
 void set_outputs(Stats& s) {
   s.mean_out = (s.m0 + s.delta) / s.scale;
