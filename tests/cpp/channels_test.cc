@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <map>
 
 namespace normkit::test {
 namespace {
@@ -121,17 +120,6 @@ TEST(Channels, SameBitsHoweverItIsRun) {
   }
 }
 
-TEST(Channels, SameBitsOnEveryTarget) {
-  for (const ChannelCase& c : channel_cases()) {
-    const ChannelInputs in = make_inputs(c);
-    const ChannelOutputs plain = run(c, in);
-    for (const std::string& name : targets()) {
-      const OnTarget on(name);
-      ASSERT_EQ(difference(plain, run(c, in)), "") << c << " " << name;
-    }
-  }
-}
-
 // Calls that are worth several threads, and larger than a thread's share of the cache.
 TEST(Channels, LargeCallsHaveTheSameBitsOnAnyNumberOfThreads) {
   for (ChannelOp op : {ChannelOp::batch, ChannelOp::instance, ChannelOp::group})
@@ -143,11 +131,6 @@ TEST(Channels, LargeCallsHaveTheSameBitsOnAnyNumberOfThreads) {
           const ChannelOutputs plain = run(c, in);
           for (int threads : {2, 3, 7}) ASSERT_EQ(difference(plain, run(c, in, {.threads = threads})), "") << c << " " << threads;
         }
-}
-
-TEST(Channels, CaseNamesAreUnique) {
-  std::map<std::string, int> names;
-  for (const ChannelCase& c : channel_cases()) EXPECT_EQ(++names[name_of(c)], 1) << c;
 }
 
 }  // namespace
