@@ -316,8 +316,8 @@ NORMKIT_INLINE void add_grad_positions(const Positions<kRows>& x, const Position
   Pair s1 = load_sums(sums.s1 + at), s2 = load_sums(sums.s2 + at);
 #pragma GCC unroll 8
   for (int i = 0; i < kRows; ++i) {
-    const Pair h = kPartial ? x.get_partial(i, c, count) : x.template get<kMixed>(i, c);
-    const Pair g = kPartial ? dy.get_partial(i, c, count) : dy.template get<kMixed>(i, c);
+    const Pair h = kPartial ? x.template get_partial<kMixed>(i, c, count) : x.template get<kMixed>(i, c);
+    const Pair g = kPartial ? dy.template get_partial<kMixed>(i, c, count) : dy.template get<kMixed>(i, c);
     Pair v = affine<false>(of, h, g);
     if (kWide) v = affine_wide<false>(v, h, g, co, c, OfColumns::kStep);
     s1 = s1 + g;
@@ -335,7 +335,7 @@ NORMKIT_INLINE void add_grad_positions(const Map& m, const Coefs& co, int64_t ro
   int64_t c = c0;
   for (; c + kPairElems <= c1; c += kPairElems)
     add_grad_positions<kRows, kMixed, kWide, false>(x, dy, co, c, c - c0, kPairElems, sums);
-  if (c < c1) add_grad_positions<kRows, true, kWide, true>(x, dy, co, c, c - c0, c1 - c, sums);
+  if (c < c1) add_grad_positions<kRows, kMixed, kWide, true>(x, dy, co, c, c - c0, c1 - c, sums);
 }
 template <bool kMixed, bool kWide>
 void block_grad_sums_of(const Map& m, const Coefs& co, int64_t row0, int64_t count, double* g, double* gx) {

@@ -112,21 +112,33 @@ NORMKIT_INLINE int64_t offset_of(const Tensor& t, const Sizes& sizes, int64_t ro
 inline constexpr int64_t kColumnChunk = 1024;
 inline constexpr int kRowsAtOnce = 4;
 
-// One operand at a few positions: pairs of columns of it, a partial one by way of a buffer.
+// One operand at a few positions: pairs of columns of it. A partial pair is read whole where the next positions follow, so
+// that only columns which do not exist get something of theirs; otherwise by way of a buffer.
 template <int kRows>
 struct Positions {
   RowPtr p[kRows];
+  int64_t room = 0;  // elements that may be read from the last position on
+
   void place(const Tensor& t, const Sizes& sizes, int64_t row) {
     for (int i = 0; i < kRows; ++i) p[i] = {t.data ? t.data + offset_of(t, sizes, row + i) : nullptr, t.f32};
+    const int64_t step = sizes.c * elem_bytes(p[0]);
+    const bool dense = t.s == step && (sizes.n == 1 || t.n == sizes.s * step);
+    room = sizes.c * (dense ? sizes.n * sizes.s - row - kRows + 1 : 1);
   }
   template <bool kMixed>
   NORMKIT_INLINE Pair get(int i, int64_t c) const {
     if constexpr (kMixed) return load(p[i], c);
     return load_x(reinterpret_cast<const X*>(p[i].p) + c);
   }
-  __attribute__((noinline)) Pair get_partial(int i, int64_t c, int64_t count) const {
+  template <bool kMixed>
+  NORMKIT_INLINE Pair get_partial(int i, int64_t c, int64_t count) const {
+    return __builtin_expect(c + kPairElems <= room, 1) ? get<kMixed>(i, c) : get_staged(p[i], c, count);
+  }
+
+ private:
+  static __attribute__((noinline)) Pair get_staged(RowPtr p, int64_t c, int64_t count) {
     Staged s;
-    return load(s.in_repeated(p[i], c, count), c);
+    return load(s.in_repeated(p, c, count), c);
   }
 };
 
@@ -157,7 +169,7 @@ NORMKIT_INLINE void add_positions(const Positions<kRows>& x, int64_t c, int64_t 
   Pair s1 = load_sums(sums.s1 + at), s2 = load_sums(sums.s2 + at);
 #pragma GCC unroll 8
   for (int i = 0; i < kRows; ++i) {
-    const Pair h = kPartial ? x.get_partial(i, c, count) : x.template get<false>(i, c);
+    const Pair h = kPartial ? x.template get_partial<false>(i, c, count) : x.template get<false>(i, c);
     const Pair d{h.a - shift.a, h.b - shift.b};
     s1 = s1 + d;
     s2 = fma(d, d, s2);
@@ -194,7 +206,7 @@ void open_columns(const Tensor& t, const Sizes& sizes, int64_t row, int64_t coun
   for (; c + kPairElems <= c1; c += kPairElems)
     store_sums(mean_of_probes([&](int i) { return probe[i].template get<false>(0, c); }, probes), sums.shift + (c - c0));
   if (c < c1)
-    store_sums(mean_of_probes([&](int i) { return probe[i].get_partial(0, c, c1 - c); }, probes), sums.shift + (c - c0));
+    store_sums(mean_of_probes([&](int i) { return probe[i].template get_partial<false>(0, c, c1 - c); }, probes), sums.shift + (c - c0));
   for (c = c0; c < c1; c += kPairElems) {
     store_sums({V{}, V{}}, sums.s1 + (c - c0));
     store_sums({V{}, V{}}, sums.s2 + (c - c0));
