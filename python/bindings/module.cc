@@ -3,20 +3,13 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include "calls.h"
 #include "docs.h"
 #include "normkit/normkit.h"
-#include "run.h"
 
 namespace normkit::python {
 namespace {
 
-template <class Args>
-struct Op {
-  const char* name;
-  void (*engine)(const Args&, const Exec&);
-  bool centred;  // has a mean
-  double eps;
-};
 constexpr Op<NormArgs> kLayerNorm{"layer_norm", normkit::layer_norm, true, 1e-5};
 constexpr Op<NormArgs> kRmsNorm{"rms_norm", normkit::rms_norm, false, 1e-5};
 constexpr Op<NormArgs> kL2Norm{"l2_norm", normkit::l2_norm, false, 1e-12};
@@ -24,22 +17,12 @@ constexpr Op<NormGradArgs> kLayerNormBackward{"layer_norm_backward", normkit::la
 constexpr Op<NormGradArgs> kRmsNormBackward{"rms_norm_backward", normkit::rms_norm_backward, false, 1e-5};
 constexpr Op<NormGradArgs> kL2NormBackward{"l2_norm_backward", normkit::l2_norm_backward, false, 1e-12};
 
-std::span<const int64_t> shape_of(const View& v) { return {v.shape.data(), static_cast<size_t>(v.rank)}; }
-
 // The first normalized dimension, counted from the front. (Results are made before the engine checks its arguments.)
 size_t split_of(const char* op, int axis, const View& x) {
   if (x.rank == 0) fail_value(op, "x has no dimensions, expected at least 1");
   if (axis < -x.rank || axis >= x.rank)
     fail_value(op, "axis is ", axis, ", expected ", -x.rank, " to ", x.rank - 1, " (x has ", x.rank, " dimensions)");
   return static_cast<size_t>(axis < 0 ? axis + x.rank : axis);
-}
-
-void require(const char* op, const Operand& o) {
-  if (!o) fail_type(op, o.name, " is None, expected an array");
-}
-
-void refuse_unused(const char* op, const Operand& o, bool used, const char* needs) {
-  if (o && !used) fail_value(op, o.name, " was given, expected None without ", needs);
 }
 
 template <const Op<NormArgs>& op>
@@ -80,19 +63,6 @@ nb::object forward(nb::handle x_, nb::handle weight_, nb::handle bias_, nb::hand
   return nb::tuple(results);
 }
 
-// The three members of output_mask: which of dx, dweight, dbias are wanted.
-std::array<bool, 3> mask_of(const char* op, nb::handle mask) {
-  if (!PyTuple_CheckExact(mask.ptr()))
-    fail_type(op, "output_mask is ", shown(mask), ", expected a tuple of three bools");
-  if (PyTuple_GET_SIZE(mask.ptr()) != 3)
-    fail_value(op, "output_mask has ", PyTuple_GET_SIZE(mask.ptr()), " members, expected three bools");
-  std::array<bool, 3> wanted;
-  for (size_t i = 0; i < 3; ++i) wanted[i] = flag(op, "output_mask", PyTuple_GET_ITEM(mask.ptr(), Py_ssize_t(i)));
-  if (!wanted[0] && !wanted[1] && !wanted[2])
-    fail_value(op, "output_mask is (False, False, False), expected at least one True");
-  return wanted;
-}
-
 template <const Op<NormGradArgs>& op>
 nb::object backward(nb::handle dy_, nb::handle x_, nb::handle weight_, nb::handle mean_, nb::handle rstd_,
                     nb::handle residual_, nb::handle dresidual_out_, nb::handle eps, nb::handle axis,
@@ -102,7 +72,7 @@ nb::object backward(nb::handle dy_, nb::handle x_, nb::handle weight_, nb::handl
   NormGradArgs args;
   read_options(op.name, {eps, axis, weight_offset, rounding, eps_mode, residual_stats}, args);
   args.accumulate = flag(op.name, "accumulate", accumulate);
-  const auto [want_dx, want_dweight, want_dbias] = mask_of(op.name, output_mask);
+  const std::array<bool, 3> wanted = mask_of(op.name, output_mask);
   Operand operands[] = {{"dy", dy_},
                         {"x", x_},
                         {"weight", weight_},
@@ -117,12 +87,7 @@ nb::object backward(nb::handle dy_, nb::handle x_, nb::handle weight_, nb::handl
   auto& [dy, x, weight, mean, rstd, residual, dresidual_out, dx, dweight, dbias] = operands;
   require(op.name, dy);
   require(op.name, x);
-  refuse_unused(op.name, dx, want_dx, "output_mask[0]");
-  refuse_unused(op.name, dweight, want_dweight, "output_mask[1]");
-  refuse_unused(op.name, dbias, want_dbias, "output_mask[2]");
-  if (args.accumulate && ((want_dweight && !dweight) || (want_dbias && !dbias)))
-    fail_value(op.name, "accumulate is True, expected the array ", want_dweight && !dweight ? "dweight" : "dbias",
-               " to add to, or False in output_mask");
+  refuse_unwanted(op.name, wanted, dx, dweight, dbias, args.accumulate);
   const int count = threads_of(op.name, threads, x);
   const std::span<const int64_t> shape = shape_of(x.view);
   const std::span<const int64_t> last = shape.subspan(split_of(op.name, args.axis, x.view));
@@ -131,20 +96,16 @@ nb::object backward(nb::handle dy_, nb::handle x_, nb::handle weight_, nb::handl
   const DType parameter = weight ? weight.view.dtype : wide;
   const std::span<const int64_t> parameter_shape = weight ? shape_of(weight.view) : last;
   Result results[3];
-  if (want_dx) results[0] = make_result(op.name, dx, x, x.view.dtype, shape);
-  if (want_dweight) results[1] = make_result(op.name, dweight, x, parameter, parameter_shape);
-  if (want_dbias) results[2] = make_result(op.name, dbias, x, parameter, parameter_shape);
+  if (wanted[0]) results[0] = make_result(op.name, dx, x, x.view.dtype, shape);
+  if (wanted[1]) results[1] = make_result(op.name, dweight, x, parameter, parameter_shape);
+  if (wanted[2]) results[2] = make_result(op.name, dbias, x, parameter, parameter_shape);
 
   args.dy = dy.view, args.x = x.view, args.weight = weight.view, args.mean = mean.view, args.rstd = rstd.view;
   args.residual = residual.view, args.dresidual_out = dresidual_out.view;
   args.dx = results[0].view, args.dweight = results[1].view, args.dbias = results[2].view;
   run(op.engine, args, count);
 
-  const Operand* given[] = {&dx, &dweight, &dbias};
-  nb::object tuple[3] = {nb::none(), nb::none(), nb::none()};
-  for (int i = 0; i < 3; ++i)
-    if (results[i].object.is_valid()) tuple[i] = finish(*given[i], x, results[i]);
-  return nb::make_tuple(tuple[0], tuple[1], tuple[2]);
+  return finish_gradients({&dx, &dweight, &dbias}, x, results);
 }
 
 // The same without a mean: rms_norm_backward, l2_norm_backward.
@@ -209,6 +170,7 @@ NB_MODULE(_core, m) {
   def_backward<kLayerNormBackward>(m, docs::kLayerNorm, kLayerNorm.name);
   def_backward<kRmsNormBackward>(m, docs::kRmsNorm, kRmsNorm.name);
   def_backward<kL2NormBackward>(m, docs::kL2Norm, kL2Norm.name);
+  def_channel_norms(m);
   m.def("version", &version, "The version of the engine: \"1.2.3\".");
   m.def("target", &target,
         "The instruction set in use: \"avx512\", \"avx2\", \"neon\" or \"baseline\". NORMKIT_TARGET forces one.");

@@ -79,4 +79,12 @@ Result numpy_result(const char* op, DType dtype, std::span<const int64_t> shape)
   return result;
 }
 
+Result numpy_transposed(const char* op, const Result& r, std::span<const int64_t> axes) {
+  nb::list order;
+  for (int64_t axis : axes) order.append(axis);
+  Result result{r.object.attr("transpose")(order), {}};
+  result.view = numpy_view(op, {.name = "result", .object = result.object, .output = true});
+  return result;
+}
+
 }  // namespace normkit::python

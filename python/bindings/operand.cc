@@ -2,6 +2,9 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
+#include <array>
+
 namespace normkit::python {
 
 View make_view(const char* op, const Operand& o, void* data, DType dtype, int64_t rank, const int64_t* shape,
@@ -88,6 +91,38 @@ Result make_result(const char* op, const Operand& given, const Operand& like, DT
   Result result = torch_result(op, dtype, shape);
   prefer_huge_pages(result.view);
   return result;
+}
+
+// The dimensions of a view by falling stride, if they follow each other without gaps in that order.
+static bool dense_order(const View& v, std::array<int64_t, kMaxRank>& order) {
+  for (int d = 0; d < v.rank; ++d) order[static_cast<size_t>(d)] = d;
+  const auto stride = [&](int64_t d) { return v.shape[static_cast<size_t>(d)] == 1 ? 0 : v.strides[static_cast<size_t>(d)]; };
+  const auto end = order.begin() + v.rank;
+  std::stable_sort(order.begin(), end, [&](int64_t a, int64_t b) { return stride(a) > stride(b) && stride(b) > 0; });
+  int64_t step = 1;
+  for (auto d = end; d != order.begin();) {
+    --d;
+    const int64_t size = v.shape[static_cast<size_t>(*d)];
+    if (size == 1) continue;
+    if (v.strides[static_cast<size_t>(*d)] != step) return false;
+    step *= size;
+  }
+  return true;
+}
+
+Result make_result_like(const char* op, const Operand& given, const Operand& like, DType dtype) {
+  const View& v = like.view;
+  const std::span<const int64_t> shape(v.shape.data(), static_cast<size_t>(v.rank));
+  std::array<int64_t, kMaxRank> order{}, sizes{}, axes{};
+  const bool permuted = v.numel() > 0 && dense_order(v, order) && !std::is_sorted(order.begin(), order.begin() + v.rank);
+  if (given || like.kind == Kind::foreign || !permuted) return make_result(op, given, like, dtype, shape);
+  for (size_t i = 0; i < shape.size(); ++i) {
+    sizes[i] = shape[static_cast<size_t>(order[i])];
+    axes[static_cast<size_t>(order[i])] = static_cast<int64_t>(i);
+  }
+  const Result made = make_result(op, given, like, dtype, std::span<const int64_t>(sizes.data(), shape.size()));
+  const std::span<const int64_t> to(axes.data(), shape.size());
+  return like.kind == Kind::torch ? torch_transposed(op, made, to) : numpy_transposed(op, made, to);
 }
 
 nb::object finish(const Operand& given, const Operand& like, Result& result) {

@@ -41,6 +41,8 @@ struct Result {
 // The given output itself, or else a new contiguous array: a torch tensor when `like` is one, otherwise NumPy.
 Result make_result(const char* op, const Operand& given, const Operand& like, DType dtype,
                    std::span<const int64_t> shape);
+// The same in the memory layout of `like`, where that is dense: channels last in, channels last out.
+Result make_result_like(const char* op, const Operand& given, const Operand& like, DType dtype);
 // After the computation: turns NumPy arrays that were made for a foreign `like` into its kind.
 nb::object finish(const Operand& given, const Operand& like, Result& result);
 
@@ -57,6 +59,7 @@ void import_numpy();
 bool is_numpy(const char* op, const Operand& o);  // throws for masked arrays
 View numpy_view(const char* op, const Operand& o);
 Result numpy_result(const char* op, DType dtype, std::span<const int64_t> shape);
+Result numpy_transposed(const char* op, const Result& r, std::span<const int64_t> axes);
 
 // torch_arrays.cc
 // True for tensors that the exchange API reads. False: not a tensor, or an older torch. Throws for subclasses with
@@ -66,6 +69,7 @@ bool is_torch(const char* op, const Operand& o);
 void refuse_autograd(const char* op, const Operand& o);
 View torch_view(const char* op, Operand& o);
 Result torch_result(const char* op, DType dtype, std::span<const int64_t> shape);
+Result torch_transposed(const char* op, const Result& r, std::span<const int64_t> axes);
 int torch_threads();
 
 // foreign_arrays.cc

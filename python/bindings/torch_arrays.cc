@@ -124,6 +124,16 @@ Result torch_result(const char* op, DType dtype, std::span<const int64_t> shape)
   return result;
 }
 
+Result torch_transposed(const char* op, const Result& r, std::span<const int64_t> axes) {
+  nb::list order;
+  for (int64_t axis : axes) order.append(axis);
+  Result result{r.object.attr("permute")(order), {}};
+  dlpack::Tensor t{};
+  if (torch.api->borrow(result.object.ptr(), &t) != 0) throw nb::python_error();
+  result.view = view_of(op, {.name = "result", .object = result.object, .output = true}, t);
+  return result;
+}
+
 int torch_threads() { return nb::cast<int>(torch.get_num_threads()); }
 
 }  // namespace normkit::python

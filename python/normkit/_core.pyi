@@ -243,4 +243,155 @@ def available_cpus() -> int: ...
 def cache_bytes() -> int: ...
 def target() -> str: ...
 def targets() -> list[str]: ...
+_RunningUpdate: TypeAlias = Literal["torch", "keras"]
+
+@overload
+def batch_norm(
+    x: _A,
+    weight: _Array | None = None,
+    bias: _Array | None = None,
+    *,
+    running_mean: _Array | None = None,
+    running_var: _Array | None = None,
+    training: bool = True,
+    momentum: float = 0.1,
+    running_update: _RunningUpdate = "torch",
+    eps: float = 1e-5,
+    channel_axis: int = 1,
+    out: _Array | None = None,
+    return_stats: Literal[False] = False,
+    threads: int | None = None,
+) -> _A: ...
+@overload
+def batch_norm(
+    x: _A,
+    weight: _Array | None = None,
+    bias: _Array | None = None,
+    *,
+    running_mean: _Array | None = None,
+    running_var: _Array | None = None,
+    training: bool = True,
+    momentum: float = 0.1,
+    running_update: _RunningUpdate = "torch",
+    eps: float = 1e-5,
+    channel_axis: int = 1,
+    out: _Array | None = None,
+    return_stats: Literal[True],
+    threads: int | None = None,
+) -> tuple[_A, _A, _A]: ...
+@overload
+def instance_norm(
+    x: _A,
+    weight: _Array | None = None,
+    bias: _Array | None = None,
+    *,
+    running_mean: _Array | None = None,
+    running_var: _Array | None = None,
+    training: bool = True,
+    momentum: float = 0.1,
+    running_update: _RunningUpdate = "torch",
+    eps: float = 1e-5,
+    channel_axis: int = 1,
+    out: _Array | None = None,
+    return_stats: Literal[False] = False,
+    threads: int | None = None,
+) -> _A: ...
+@overload
+def instance_norm(
+    x: _A,
+    weight: _Array | None = None,
+    bias: _Array | None = None,
+    *,
+    running_mean: _Array | None = None,
+    running_var: _Array | None = None,
+    training: bool = True,
+    momentum: float = 0.1,
+    running_update: _RunningUpdate = "torch",
+    eps: float = 1e-5,
+    channel_axis: int = 1,
+    out: _Array | None = None,
+    return_stats: Literal[True],
+    threads: int | None = None,
+) -> tuple[_A, _A, _A]: ...
+@overload
+def group_norm(
+    x: _A,
+    groups: int,
+    weight: _Array | None = None,
+    bias: _Array | None = None,
+    *,
+    eps: float = 1e-5,
+    channel_axis: int = 1,
+    out: _Array | None = None,
+    return_stats: Literal[False] = False,
+    threads: int | None = None,
+) -> _A: ...
+@overload
+def group_norm(
+    x: _A,
+    groups: int,
+    weight: _Array | None = None,
+    bias: _Array | None = None,
+    *,
+    eps: float = 1e-5,
+    channel_axis: int = 1,
+    out: _Array | None = None,
+    return_stats: Literal[True],
+    threads: int | None = None,
+) -> tuple[_A, _A, _A]: ...
+def batch_norm_backward(
+    dy: _Array,
+    x: _A,
+    weight: _Array | None = None,
+    mean: _Array | None = None,
+    rstd: _Array | None = None,
+    *,
+    running_mean: _Array | None = None,
+    running_var: _Array | None = None,
+    training: bool = True,
+    eps: float = 1e-5,
+    channel_axis: int = 1,
+    output_mask: tuple[bool, bool, bool] = (True, True, True),
+    dx: _Array | None = None,
+    dweight: _Array | None = None,
+    dbias: _Array | None = None,
+    accumulate: bool = False,
+    threads: int | None = None,
+) -> tuple[_A | None, _A | None, _A | None]: ...
+def instance_norm_backward(
+    dy: _Array,
+    x: _A,
+    weight: _Array | None = None,
+    mean: _Array | None = None,
+    rstd: _Array | None = None,
+    *,
+    running_mean: _Array | None = None,
+    running_var: _Array | None = None,
+    training: bool = True,
+    eps: float = 1e-5,
+    channel_axis: int = 1,
+    output_mask: tuple[bool, bool, bool] = (True, True, True),
+    dx: _Array | None = None,
+    dweight: _Array | None = None,
+    dbias: _Array | None = None,
+    accumulate: bool = False,
+    threads: int | None = None,
+) -> tuple[_A | None, _A | None, _A | None]: ...
+def group_norm_backward(
+    dy: _Array,
+    x: _A,
+    groups: int,
+    weight: _Array | None = None,
+    mean: _Array | None = None,
+    rstd: _Array | None = None,
+    *,
+    eps: float = 1e-5,
+    channel_axis: int = 1,
+    output_mask: tuple[bool, bool, bool] = (True, True, True),
+    dx: _Array | None = None,
+    dweight: _Array | None = None,
+    dbias: _Array | None = None,
+    accumulate: bool = False,
+    threads: int | None = None,
+) -> tuple[_A | None, _A | None, _A | None]: ...
 def version() -> str: ...
