@@ -1,8 +1,9 @@
 """A backend in ONNX's sense: models of one normalization operator, run on normkit's arrays API.
 
-Operators: LayerNormalization (opset 17), RMSNormalization (23) and LpNormalization with p = 2 of ONNX, and ONNX
-Runtime's SimplifiedLayerNormalization, SkipLayerNormalization and SkipSimplifiedLayerNormalization (without the input
-bias, a third summand). Whatever else a model asks for raises an error; nothing is ignored.
+Operators: LayerNormalization (opset 17), RMSNormalization (23), BatchNormalization (15), InstanceNormalization (6),
+GroupNormalization (18 and 21), MeanVarianceNormalization (13) and LpNormalization with p = 2 of ONNX, and of ONNX Runtime
+SimplifiedLayerNormalization, SkipLayerNormalization and SkipSimplifiedLayerNormalization (without the input bias, a third
+summand). Whatever else a model asks for raises an error; nothing is ignored.
 
 ONNX says that the normalized value is cast to X's type before scale and bias apply. In float32 and float64 that changes
 nothing; 16-bit results are rounded once here, as ONNX Runtime does.
@@ -14,7 +15,7 @@ import onnx
 from onnx import TensorProto
 from onnx.backend.base import Backend, BackendRep
 
-EPSILON, SKIP_EPSILON = (float(np.float32(e)) for e in (1e-5, 1e-12))  # attributes are float32
+EPSILON, SKIP_EPSILON, MOMENTUM = (float(np.float32(e)) for e in (1e-5, 1e-12, 0.9))  # attributes are float32
 
 
 def _parameter(value, x, axis):
@@ -59,6 +60,36 @@ def lp_normalization(x, *, axis=-1, p=2):
     return (y,)
 
 
+def batch_normalization(x, scale, bias, mean, var, *, epsilon=EPSILON, momentum=MOMENTUM, training_mode=0):
+    if not training_mode:
+        y = normkit.batch_norm(x, scale, bias, running_mean=mean, running_var=var, training=False, eps=epsilon)
+        return (y,)
+    mean, var = mean.copy(), var.copy()  # ONNX returns new ones
+    y = normkit.batch_norm(
+        x, scale, bias, running_mean=mean, running_var=var, momentum=momentum, running_update="keras", eps=epsilon
+    )
+    return y, mean, var
+
+
+def instance_normalization(x, scale, bias, *, epsilon=EPSILON):
+    return (normkit.instance_norm(x, scale, bias, eps=epsilon),)
+
+
+def group_normalization(x, scale, bias, *, num_groups, epsilon=EPSILON, stash_type=1):
+    _check_stash_type("GroupNormalization", stash_type)
+    if scale.size == num_groups != x.shape[1]:  # opset 18: per group
+        scale, bias = (np.repeat(p, x.shape[1] // num_groups) for p in (scale, bias))
+    return (normkit.group_norm(x, num_groups, scale, bias, eps=epsilon),)
+
+
+def mean_variance_normalization(x, *, axes=(0, 2, 3)):
+    """ONNX divides by the deviation as it is: 0/0 for constant input, which is 0 here."""
+    y = np.empty_like(x)
+    last = range(-len(axes), 0)
+    normkit.layer_norm(np.moveaxis(x, axes, last), axis=-len(axes), eps=0.0, out=np.moveaxis(y, axes, last))
+    return (y,)
+
+
 def simplified_layer_normalization(x, scale, *, axis=-1, epsilon=EPSILON, stash_type=1):
     _check_stash_type("SimplifiedLayerNormalization", stash_type)
     y, rstd = normkit.rms_norm(x, _parameter(scale, x, axis), axis=axis, eps=epsilon, return_stats=True)
@@ -80,6 +111,10 @@ def skip_simplified_layer_normalization(x, skip, gamma, *, epsilon=SKIP_EPSILON)
 OPERATORS = {
     "LayerNormalization": layer_normalization,
     "RMSNormalization": rms_normalization,
+    "BatchNormalization": batch_normalization,
+    "InstanceNormalization": instance_normalization,
+    "GroupNormalization": group_normalization,
+    "MeanVarianceNormalization": mean_variance_normalization,
     "LpNormalization": lp_normalization,
     "SimplifiedLayerNormalization": simplified_layer_normalization,
     "SkipLayerNormalization": skip_layer_normalization,
