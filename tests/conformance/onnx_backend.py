@@ -1,9 +1,9 @@
 """A backend in ONNX's sense: models of one normalization operator, run on normkit's arrays API.
 
 Operators: LayerNormalization (opset 17), RMSNormalization (23), BatchNormalization (15), InstanceNormalization (6),
-GroupNormalization (18 and 21), MeanVarianceNormalization (13) and LpNormalization with p = 2 of ONNX, and of ONNX Runtime
-SimplifiedLayerNormalization, SkipLayerNormalization and SkipSimplifiedLayerNormalization (without the input bias, a third
-summand). Whatever else a model asks for raises an error; nothing is ignored.
+GroupNormalization (18 and 21), MeanVarianceNormalization (13) and LpNormalization with p = 2 of ONNX, and from ONNX
+Runtime SimplifiedLayerNormalization, SkipLayerNormalization and SkipSimplifiedLayerNormalization (without the input
+bias, a third summand). Whatever else a model asks for raises an error; nothing is ignored.
 
 ONNX says that the normalized value is cast to X's type before scale and bias apply. In float32 and float64 that changes
 nothing; 16-bit results are rounded once here, as ONNX Runtime does.
