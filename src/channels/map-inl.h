@@ -253,35 +253,24 @@ void map_columns(const Map& m, const Coefs& co, int64_t row, int64_t count) {
 template <bool kMixed, bool kWide>
 struct GradRunOp {
   static constexpr int kSums = 2;
-  MapRow r;
-  int64_t room;  // as Run's, for both operands
+  Run<kMixed> x, dy;
   OfChannel of;
   const Coefs& co;
 
-  NORMKIT_INLINE void add(int64_t c, PairRef s1, PairRef s2) const {
-    const Pair dy = load_as_x<kMixed>(r.dy, c);
-    add_sums(dy, map_pair<kForm>(r, c, of.at(c), of, co), s1, s2);
-  }
+  NORMKIT_INLINE void add(int64_t c, PairRef s1, PairRef s2) const { add_sums(dy.get(c), value(x.get(c)), s1, s2); }
   NORMKIT_INLINE void add_partial(int64_t c, int64_t count, PairRef s1, PairRef s2) const {
-    if (__builtin_expect(c + kPairElems > room, 0)) return add_staged(r, c, count, co, of.channel, s1, s2);
     const PairMask first = first_elements(count);
-    const Pair dy = load_as_x<kMixed>(r.dy, c), v = map_pair<kForm>(r, c, of.at(c), of, co);
-    add_sums(keep(first, dy), keep(first, v), s1, s2);
+    add_sums(keep(first, dy.get_partial(c, count)), keep(first, value(x.get_partial(c, count))), s1, s2);
   }
 
  private:
-  static constexpr MapForm kForm{.mixed = kMixed, .wide = kWide};
-  static NORMKIT_INLINE void add_sums(Pair dy, Pair v, PairRef s1, PairRef s2) {
-    s1 = Pair(s1) + dy;
-    s2 = fma(dy, v, Pair(s2));
+  NORMKIT_INLINE Pair value(Pair h) const {
+    const Pair v = affine<false>(of.pair, h, h);
+    return kWide ? affine_wide<false>(v, h, h, co, of.channel, OfChannel::kStep) : v;
   }
-  static __attribute__((noinline)) void add_staged(MapRow r, int64_t c, int64_t count, const Coefs& co, int64_t channel,
-                                                   PairRef s1, PairRef s2) {
-    const OfChannel of(co, channel);
-    Staged x, dy;
-    const MapRow t{x.in_repeated(r.x, c, count), dy.in(r.dy, c, count), {}};
-    constexpr MapForm any{.mixed = true, .wide = kWide};
-    add_sums(load_as_x<true>(t.dy, c), map_pair<any>(t, c, of.at(c), of, co), s1, s2);
+  static NORMKIT_INLINE void add_sums(Pair g, Pair v, PairRef s1, PairRef s2) {
+    s1 = Pair(s1) + g;
+    s2 = fma(g, v, Pair(s2));
   }
 };
 template <bool kMixed, bool kWide>
@@ -293,14 +282,10 @@ void run_grad_sums_of(const Map& m, const Coefs& co, double* g, double* gx) {
       RowSums<kGroupRows> s1, s2;
       C sum1[kGroupRows], sum2[kGroupRows];
       for (int k = 0; k < count; ++k) {
-        const Tensor x = m.x.at(0, c0 + k), dy = m.dy.at(0, c0 + k);
-        const OfChannel of(co, c0 + k);
-        const int64_t room = kMixed ? m.sizes.s : room_of(x.c == dy.c ? x.c : 0, m.sizes.s, m.sizes.c - c0 - k);
-        Lanes lanes;
-        sweep<true>(lanes, s, min64(s + kBlock, m.sizes.s),
-                    GradRunOp<kMixed, kWide>{{{x.data, x.f32}, {dy.data, dy.f32}, {}}, room, of, co});
-        s1.put(k, lanes.s1);
-        s2.put(k, lanes.s2);
+        const int64_t c = c0 + k, room = room_of(m.x.c == m.dy.c ? m.x.c : 0, m.sizes.s, m.sizes.c - c);
+        const Run<kMixed> x{{m.x.data + c * m.x.c, false}, room}, dy{{m.dy.data + c * m.dy.c, m.dy.f32}, room};
+        const GradRunOp<kMixed, kWide> op{x, dy, OfChannel(co, c), co};
+        put_sums(op, s, min64(s + kBlock, m.sizes.s), k, s1, s2);
       }
       s1.finish(count, sum1);
       s2.finish(count, sum2);

@@ -23,21 +23,22 @@ NORMKIT_INLINE void put_moments(double n, const C* shift, const C* s1, const C* 
 }
 
 // ---- planes ----------------------------------------------------------------------------------------------------------
-// A run of x. Its last elements are fewer than a pair: where `room` says that memory goes on behind them, a whole pair is
-// read and masked.
+// A run of an operand. Its last elements are fewer than a pair: where `room` says that memory goes on behind them, a whole
+// pair is read, and what is too much masked by the caller.
+template <bool kMixed>
 struct Run {
-  const X* p;
+  RowPtr p;
   int64_t room;  // elements that may be read from p on
 
-  NORMKIT_INLINE Pair get(int64_t c) const { return load_x(p + c); }
+  NORMKIT_INLINE Pair get(int64_t c) const { return load(kMixed ? p : RowPtr{p.p, false}, c); }
   NORMKIT_INLINE Pair get_partial(int64_t c, int64_t count) const {
-    return __builtin_expect(c + kPairElems <= room, 1) ? get(c) : get_staged(c, count);
+    return __builtin_expect(c + kPairElems <= room, 1) ? get(c) : get_staged(p, c, count);
   }
 
  private:
-  __attribute__((noinline)) Pair get_staged(int64_t c, int64_t count) const {
+  static __attribute__((noinline)) Pair get_staged(RowPtr p, int64_t c, int64_t count) {
     Staged s;
-    return load(s.in_repeated({reinterpret_cast<const char*>(p), false}, c, count), c);
+    return load(s.in_repeated(p, c, count), c);
   }
 };
 // Runs one behind the other make room for each other.
@@ -47,7 +48,7 @@ NORMKIT_INLINE int64_t room_of(int64_t step, int64_t len, int64_t runs_left) {
 
 struct RunMomentsOp {
   static constexpr int kSums = 2;
-  Run run;
+  Run<false> run;
   V shift;
 
   NORMKIT_INLINE void add(int64_t c, PairRef s1, PairRef s2) const { add_moments<true>(run.get(c) - shift, s1, s2); }
@@ -56,14 +57,14 @@ struct RunMomentsOp {
   }
 };
 struct RunOfGroup {
-  Run run;
+  Run<false> run;
   NORMKIT_INLINE auto op(C shift) const { return RunMomentsOp{run, splat(shift)}; }
   NORMKIT_INLINE C probes(int64_t m, V (&p)[2 * kPairs]) const {
     if (!few_probes(m)) {
       for (int k = 0; k < kPairs; ++k) pair_at(p, k) = run.get(k * kPairElems);
       return 0;
     }
-    const C first = load_one(run.p);
+    const C first = load_one(reinterpret_cast<const X*>(run.p.p));
     const V base = splat(first);
 #pragma GCC unroll 16
     for (int k = 0; k < kPairs; ++k) {
@@ -95,7 +96,7 @@ void run_moments(const char* x, int64_t step, int64_t count, int64_t len, const 
   GroupSums sums{};
   for (int64_t i = 0; i < count; i += kGroupRows) {
     const auto run = [&](int k) __attribute__((always_inline)) {
-      return RunOfGroup{{reinterpret_cast<const X*>(x + (i + k) * step), room_of(step, len, count - i - k)}};
+      return RunOfGroup{{{x + (i + k) * step, false}, room_of(step, len, count - i - k)}};
     };
     group_sums<true>(run, static_cast<int>(min64(kGroupRows, count - i)), len, sums);
     for (int k = 0; k < kGroupRows; k += kLanes<double>)
@@ -112,12 +113,12 @@ NORMKIT_INLINE int64_t offset_of(const Tensor& t, const Sizes& sizes, int64_t ro
 inline constexpr int64_t kColumnChunk = 1024;
 inline constexpr int kRowsAtOnce = 4;
 
-// One operand at a few positions: pairs of columns of it. A partial pair is read whole where the next positions follow, so
-// that only columns which do not exist get something of theirs; otherwise by way of a buffer.
+// One operand at a few positions, each a run of its channels. The next position follows behind the last channel, so that
+// only columns which do not exist get something of it.
 template <int kRows>
 struct Positions {
   RowPtr p[kRows];
-  int64_t room = 0;  // elements that may be read from the last position on
+  int64_t room = 0;  // from the last position on
 
   void place(const Tensor& t, const Sizes& sizes, int64_t row) {
     for (int i = 0; i < kRows; ++i) p[i] = {t.data ? t.data + offset_of(t, sizes, row + i) : nullptr, t.f32};
@@ -127,18 +128,11 @@ struct Positions {
   }
   template <bool kMixed>
   NORMKIT_INLINE Pair get(int i, int64_t c) const {
-    if constexpr (kMixed) return load(p[i], c);
-    return load_x(reinterpret_cast<const X*>(p[i].p) + c);
+    return Run<kMixed>{p[i], room}.get(c);
   }
   template <bool kMixed>
   NORMKIT_INLINE Pair get_partial(int i, int64_t c, int64_t count) const {
-    return __builtin_expect(c + kPairElems <= room, 1) ? get<kMixed>(i, c) : get_staged(p[i], c, count);
-  }
-
- private:
-  static __attribute__((noinline)) Pair get_staged(RowPtr p, int64_t c, int64_t count) {
-    Staged s;
-    return load(s.in_repeated(p, c, count), c);
+    return Run<kMixed>{p[i], room}.get_partial(c, count);
   }
 };
 

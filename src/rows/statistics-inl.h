@@ -46,7 +46,6 @@ template <bool kFresh, class Op>
 NORMKIT_INLINE void sweep(Lanes& lanes, int64_t c, int64_t end, const Op& op) {
   constexpr int kG = kGroup<Op::kSums>;
   const int64_t whole = c + ((end - c) & ~int64_t{kSumLanes - 1});
-  if (kFresh && whole == c) return sweep_short(lanes, c, end, op);
   for (int g = 0; g < kPairs; g += kG) {
     V s1[2 * kG], s2[2 * kG];
 #pragma GCC unroll 16
@@ -68,6 +67,24 @@ NORMKIT_INLINE void sweep(Lanes& lanes, int64_t c, int64_t end, const Op& op) {
   int k = 0;
   for (c = whole; c + kPairElems <= end; c += kPairElems, ++k) op.add(c, pair_at(lanes.s1, k), pair_at(lanes.s2, k));
   if (c < end) op.add_partial(c, end - c, pair_at(lanes.s1, k), pair_at(lanes.s2, k));
+}
+
+// The two sums of one block as row `i` of a group. Short ones have lanes of their own, which stay in registers.
+template <class Op, class Sums>
+NORMKIT_INLINE void put_sums(const Op& op, int64_t c, int64_t end, int i, Sums& s1, Sums& s2) {
+  const auto put = [&](const Lanes& lanes) __attribute__((always_inline)) {
+    if (Op::kSums == 2) s1.put(i, lanes.s1);
+    s2.put(i, lanes.s2);
+  };
+  if (end - c < kSumLanes) {
+    Lanes lanes;
+    sweep_short(lanes, c, end, op);
+    put(lanes);
+  } else {
+    Lanes lanes;
+    sweep<true>(lanes, c, end, op);
+    put(lanes);
+  }
 }
 
 // The sums of moments: distance from the shift, and its square (without a centre: the square alone, shift 0).
@@ -289,12 +306,7 @@ NORMKIT_INLINE void group_sums(const RowOf& row, int count, int64_t cols, GroupS
     for (C& shift : out.shift) shift *= share;
     for (int i = 0; few_probes(cols) && i < kGroupRows; ++i) out.shift[i] += first[i];
   }
-  for (int i = 0; i < count; ++i) {
-    Lanes lanes;
-    sweep<true>(lanes, 0, cols, row(i).op(out.shift[i]));
-    if (kCentre) s1.put(i, lanes.s1);
-    s2.put(i, lanes.s2);
-  }
+  for (int i = 0; i < count; ++i) put_sums(row(i).op(out.shift[i]), 0, cols, i, s1, s2);
   if (kCentre) s1.finish(count, out.s1);
   s2.finish(count, out.s2);
 }
