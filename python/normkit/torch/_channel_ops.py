@@ -42,10 +42,10 @@ def _register(kind: str) -> None:
     ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         mean, var, *options = rest
         o = ChannelOptions(kind, *options)
-        running = tuple(None if t is None else t.clone() for t in (mean, var))
-        results = _channels.forward(o, x, weight, bias, *running, out=torch.empty_like(x), stats=o.training)
-        y, mean, rstd, mean_after, var_after = (empty(x) if t is None else t for t in (*results, *running))
-        return y, mean, rstd, mean_after, var_after
+        mean, var = (None if t is None else t.clone() for t in (mean, var))
+        y, *stats = _channels.forward(o, x, weight, bias, mean, var, torch.empty_like(x), stats=o.training)
+        batch_mean, rstd, mean, var = (empty(x) if t is None else t for t in (*stats, mean, var))
+        return y, batch_mean, rstd, mean, var
 
     def fake_forward(
         x: Tensor, weight: Tensor | None, bias: Tensor | None, *rest: Any

@@ -191,7 +191,7 @@ class ChannelNorm(torch.autograd.Function):
         return y
 
     @staticmethod
-    def backward(ctx: Any, dy: _Maybe) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, dy: _Maybe) -> Any:
         grads = channel_backward(ctx.o, dy, Saved(*ctx.saved_tensors), ctx.bias, ctx.needs_input_grad[:3])
         return *grads, None, None, None
 

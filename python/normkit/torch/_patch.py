@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from ._define import Definition, define
-from ._patch_channels import ChannelDefinition, channel_definition, is_torchs
+from ._patch_channels import ChannelDefinition, channel_definition, is_channel_norm, is_torchs
 from ._probe import NotProven
 from ._route import route
 from ._watch import DEFINITION, changeable, own_attributes
@@ -162,7 +162,7 @@ def _restore(module: torch.nn.Module) -> bool:
 
 def _verdict(module: torch.nn.Module) -> Verdict:
     try:
-        if type(module) in FORWARDS:
+        if is_channel_norm(module):
             return channel_definition(module)
         definition = define(module)
     except NotProven as reason:

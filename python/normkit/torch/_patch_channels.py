@@ -28,8 +28,12 @@ class ChannelDefinition(NamedTuple):
 
 
 def channel_definition(module: torch.nn.Module) -> ChannelDefinition:
-    """The definition of a module whose class is in FORWARDS. Raises NotProven if it is not what its class says."""
+    """The definition of a norm over channels. Raises NotProven if it is not just what its class says."""
     cls = type(module)
+    if cls not in FORWARDS:
+        raise NotProven(
+            f"it is a {cls.__name__}: derived from torch's norms over channels, of which only those are known"
+        )
     if "forward" in vars(module):
         raise NotProven("its forward is replaced on the instance")
     if cls.forward is not _TORCHS[cls]:
@@ -54,6 +58,11 @@ def _describe(module: Any) -> str:
         return f"{kind} eps={module.eps:g}"
     momentum = "1/batches" if module.momentum is None else f"{module.momentum:g}"
     return f"{kind} eps={module.eps:g} momentum={momentum}"
+
+
+def is_channel_norm(module: torch.nn.Module) -> bool:
+    """True for torch's BatchNorm, InstanceNorm and GroupNorm, and for what is derived from the first two."""
+    return type(module) in FORWARDS or isinstance(module, torch.nn.modules.batchnorm._NormBase)
 
 
 def is_torchs(cls: type[torch.nn.Module]) -> bool:

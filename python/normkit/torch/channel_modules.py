@@ -105,15 +105,15 @@ FORWARDS: dict[type[torch.nn.Module], type[torch.nn.Module]] = {
 }
 
 
-class BatchNorm1d(BatchNormForward, torch.nn.BatchNorm1d):  # type: ignore[misc]
+class BatchNorm1d(BatchNormForward, torch.nn.BatchNorm1d):
     """torch.nn.BatchNorm1d, computed by normkit. Everything but forward is torch's own."""
 
 
-class BatchNorm2d(BatchNormForward, torch.nn.BatchNorm2d):  # type: ignore[misc]
+class BatchNorm2d(BatchNormForward, torch.nn.BatchNorm2d):
     """torch.nn.BatchNorm2d, computed by normkit. Everything but forward is torch's own."""
 
 
-class BatchNorm3d(BatchNormForward, torch.nn.BatchNorm3d):  # type: ignore[misc]
+class BatchNorm3d(BatchNormForward, torch.nn.BatchNorm3d):
     """torch.nn.BatchNorm3d, computed by normkit. Everything but forward is torch's own."""
 
 
@@ -132,19 +132,19 @@ class _CheckedInstanceNorm(InstanceNormForward):
         return super().forward(input)  # type: ignore[no-any-return]
 
 
-class InstanceNorm1d(_CheckedInstanceNorm, torch.nn.InstanceNorm1d):  # type: ignore[misc]
+class InstanceNorm1d(_CheckedInstanceNorm, torch.nn.InstanceNorm1d):
     """torch.nn.InstanceNorm1d, computed by normkit. A wrong number of channels is always an error."""
 
 
-class InstanceNorm2d(_CheckedInstanceNorm, torch.nn.InstanceNorm2d):  # type: ignore[misc]
+class InstanceNorm2d(_CheckedInstanceNorm, torch.nn.InstanceNorm2d):
     """torch.nn.InstanceNorm2d, computed by normkit. A wrong number of channels is always an error."""
 
 
-class InstanceNorm3d(_CheckedInstanceNorm, torch.nn.InstanceNorm3d):  # type: ignore[misc]
+class InstanceNorm3d(_CheckedInstanceNorm, torch.nn.InstanceNorm3d):
     """torch.nn.InstanceNorm3d, computed by normkit. A wrong number of channels is always an error."""
 
 
-class GroupNorm(GroupNormForward, torch.nn.GroupNorm):  # type: ignore[misc]
+class GroupNorm(GroupNormForward, torch.nn.GroupNorm):
     """torch.nn.GroupNorm, computed by normkit. ValueError if num_groups is not positive."""
 
     def __init__(self, num_groups: int, num_channels: int, *args: Any, **kwargs: Any) -> None:

@@ -10,8 +10,13 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.common_modules import module_db
 
 OPS = {  # at least so many samples
-    **{"layer_norm": 6, "native_layer_norm": 20, "rms_norm": 6, "normalize": 8},
-    **{"batch_norm": 12, "instance_norm": 9, "group_norm": 20},
+    "layer_norm": 6,
+    "native_layer_norm": 20,
+    "rms_norm": 6,
+    "normalize": 8,
+    "batch_norm": 12,
+    "instance_norm": 9,
+    "group_norm": 20,
 }
 NAMES = ("LayerNorm", "RMSNorm", "GroupNorm", *(f"{kind}Norm{d}d" for kind in ("Batch", "Instance") for d in (1, 2, 3)))
 MODULES = {getattr(torch.nn, name): getattr(normkit.torch, name) for name in NAMES}
