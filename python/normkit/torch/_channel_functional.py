@@ -37,7 +37,7 @@ def batch_norm(
     Raises as torch does: ValueError for one value per channel in training and for an eps that is negative, or 0 in
     training; RuntimeError for sizes that do not fit.
     """
-    o = ChannelOptions("batch_norm", eps, training, momentum)
+    o = ChannelOptions("batch_norm", eps, bool(training), momentum)
     return channel_norm(o, input, weight, bias, running_mean, running_var)
 
 
@@ -57,7 +57,7 @@ def instance_norm(
     of the samples'. y has input's memory format, where torch's is contiguous. Raises ValueError, as torch does, if
     there is only one position and the statistics are the input's.
     """
-    o = ChannelOptions("instance_norm", eps, use_input_stats, momentum)
+    o = ChannelOptions("instance_norm", eps, bool(use_input_stats), momentum)
     return channel_norm(o, input, weight, bias, running_mean, running_var)
 
 
@@ -86,13 +86,13 @@ def channel_norm(
     """What every function above does once its options are known: by the shortest path that is right."""
     kind = gate(x, weight, bias)
     plain = running_mean is None or (type(running_mean) in PLAIN and type(running_var) in PLAIN)
-    if kind != SLOW and plain and _fits(o, x, weight, bias, running_mean, running_var):
-        try:
+    try:  # what the engine does not take it refuses before it has written a byte
+        if kind != SLOW and plain and _fits(o, x, weight, bias, running_mean, running_var):
             if kind == DIRECT:
                 return forward(o, x, weight, bias, running_mean, running_var, stats=False)[0]
             return record(x, weight, bias, running_mean, running_var, o)  # type: ignore[no-any-return]
-        except REFUSALS:  # before a byte was written
-            pass
+    except REFUSALS:
+        pass
     where = route(x, weight, bias, running_mean, running_var)
     if where == "torch" or not _fits(o, x, weight, bias, running_mean, running_var):
         return _by_torch(o, x, weight, bias, running_mean, running_var)

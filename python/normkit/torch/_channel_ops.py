@@ -30,7 +30,7 @@ _BACKWARD = (
     "ScalarType? bias_dtype, bool[] output_mask) -> (Tensor, Tensor, Tensor)"
 )
 # y's memory format is x's: a compiler must not hand over another one than it traced with.
-_TAGS = (torch.Tag.needs_fixed_stride_order,)
+_TAGS = (getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_order),)
 
 
 def _register(kind: str) -> None:

@@ -83,7 +83,8 @@ def patch(model: torch.nn.Module) -> PatchReport:
     class change later. Not noticed are later changes of all else that forward reads, such as globals, closures and
     other methods, and a forward that treats some sizes of a batch differently: not every size can be tried.
 
-    Results are contiguous, where the original may keep permuted strides. Where eps is 0, a row of zeros gives 0, not
+    Results of rows are contiguous, where the original may keep permuted strides; those of channels have the memory
+    format of the input. Where eps is 0, a row of zeros gives 0, not
     the NaN of most formulas. torch.jit.script of a patched model, or of normkit's modules, is not supported.
 
     Threads may call this at once: one waits for the other. While a module is examined, torch computes on one thread,

@@ -13,6 +13,7 @@ INPUTS = {
     "float8": lambda: torch.ones(3, C, 2).to(torch.float8_e4m3fn),
     "sparse": lambda: torch.ones(3, C, 2).to_sparse(),
     "mkldnn": lambda: torch.ones(3, C, 2, 2).to_mkldnn(),
+    "nested": lambda: torch.nested.nested_tensor([make(C, 2), make(C, 3)]),
     "subclass": lambda: make(3, C, 2).as_subclass(Logged),
     "no dims": lambda: torch.tensor(1.0),
     "one dim": lambda: torch.ones(C),

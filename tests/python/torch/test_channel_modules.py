@@ -244,6 +244,7 @@ def test_running_statistics_change_the_version_counter_and_not_the_gradients_of_
     (g,) = torch.autograd.grad(y, x, dy)
     close_to_torch(g, expected)
     with torch.inference_mode():
+        assert module(data(2)).is_inference()
         ours = classes(name, 2)[0](C, **TRACKED)
         assert ours(data(2)).is_inference() and not torch.equal(ours.running_mean, torch.zeros(C))
 
