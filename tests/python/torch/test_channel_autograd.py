@@ -200,8 +200,8 @@ def trained(net, run, xs, dys):
 @pytest.mark.parametrize("last", [False, True], ids=["contiguous", "channels_last"])
 @pytest.mark.parametrize("name", ["batch", "group", "instance", "half"])
 def test_compiled_training_and_evaluation_without_a_graph_break(name, last, backend):
-    if backend == "inductor" and (name == "half" or last != (name == "batch")):
-        return  # each takes seconds
+    if backend == "inductor" and (name, last) != ("batch", True):
+        return  # it takes long, and the operators are alike
     torch._dynamo.reset()
     dtype = torch.bfloat16 if name == "half" else torch.float32
     xs = [make(n, 3, 7, 5, seed=n, dtype=dtype) for n in (4, 6)]
