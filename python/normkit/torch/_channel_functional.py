@@ -96,6 +96,8 @@ def channel_norm(
     where = route(x, weight, bias, running_mean, running_var)
     if where == "torch" or not _fits(o, x, weight, bias, running_mean, running_var):
         return _by_torch(o, x, weight, bias, running_mean, running_var)
+    if 0 in x.shape[2:]:  # the engine takes this for batch_norm only, where an empty batch has the same answer
+        o = o._replace(kind="batch_norm", training=True)
     if where == "op":
         return _by_operator(o, x, weight, bias, running_mean, running_var)
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (x, weight, bias)):
@@ -131,6 +133,7 @@ def _fits(
 ) -> bool:
     """True if options and sizes are such that torch and the engine take them and mean the same."""
     shape = x.shape
+    positions = math.prod(shape[2:])
     if len(shape) < 2 or shape[1] == 0 or not _is_number(o.eps) or not 0.0 <= o.eps < math.inf:
         return False
     channels = shape[1:2]
@@ -145,7 +148,7 @@ def _fits(
         return False
     if not o.training:
         return True
-    values = math.prod(shape[2:]) if o.kind == "instance_norm" else shape[0] * math.prod(shape[2:])
+    values = positions if o.kind == "instance_norm" else shape[0] * positions
     if values == 1 or (o.eps == 0.0 and o.kind == "batch_norm"):
         return False
     return _is_number(o.momentum) and 0.0 <= o.momentum <= 1.0

@@ -43,7 +43,7 @@ def _register(kind: str) -> None:
         mean, var, *options = rest
         o = ChannelOptions(kind, *options)
         mean, var = (None if t is None else t.clone() for t in (mean, var))
-        y, *stats = _channels.forward(o, x, weight, bias, mean, var, torch.empty_like(x), stats=o.training)
+        y, *stats = _channels.forward(o, x, weight, bias, mean, var, stats=o.training)
         batch_mean, rstd, mean, var = (empty(x) if t is None else t for t in (*stats, mean, var))
         return y, batch_mean, rstd, mean, var
 

@@ -59,11 +59,11 @@ def forward(
     bias: _Maybe,
     running_mean: _Maybe = None,
     running_var: _Maybe = None,
-    out: _Maybe = None,
     stats: bool = True,
 ) -> tuple[Tensor, _Maybe, _Maybe]:
     """(y, mean, rstd) by the engine, the latter None unless asked for. In training the running statistics move."""
     x, weight, bias = plain(x, weight, bias)  # type: ignore[assignment]
+    out = torch.empty_like(x)  # the strides that torch gives, and promises of the registered operators
     if o.kind == "group_norm":
         result = _FORWARD[o.kind](x, o.groups, weight, bias, eps=o.eps, out=out, return_stats=stats)
         return result if stats else (result, None, None)
@@ -74,7 +74,7 @@ def forward(
         running_mean=(mean := _wide(running_mean)),
         running_var=(var := _wide(running_var)),
         training=o.training,
-        momentum=o.momentum,
+        momentum=o.momentum if o.training else 0.0,
         eps=o.eps,
         out=out,
         return_stats=stats,
