@@ -137,7 +137,7 @@ def test_fake_and_meta_tensors_have_the_shapes_and_types_of_real_results(kind):
         return y.shape, y.dtype, y.stride()
 
     last = x.contiguous(memory_format=torch.channels_last)
-    for given in (x, last, last[:, :, ::2], x.transpose(0, 3)[:2, :, :, :1].expand(-1, C, -1, -1), last[:1, :, :1]):
+    for given in (x, last, last[:, :, ::2], x.transpose(0, 3)[:2, :, :, :1].expand(-1, C, -1, -1)):
         real = result(given, w, b, *running)
         assert real == (given.shape, given.dtype, torch.empty_like(given).stride())
         tensors = (given, w, b, *running)
