@@ -60,7 +60,7 @@ def test_numbers_of_groups_that_are_not_positive_are_named():
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
-def test_channels_last_and_contiguous_inputs_give_the_same_bits(dtype):
+def test_channels_last_and_contiguous_inputs_give_the_same_results(dtype):
     x, dy = make(2, 64, 10, 10, dtype=dtype), make(2, 64, 10, 10, dtype=dtype, seed=1)
     for module in (N.BatchNorm2d(64), N.InstanceNorm2d(64, **TRACKED), N.GroupNorm(8, 64)):
         nn.init.normal_(module.weight), nn.init.normal_(module.bias)
@@ -74,13 +74,8 @@ def test_channels_last_and_contiguous_inputs_give_the_same_bits(dtype):
                 y = own(leaf)
                 y.backward(dy.contiguous(memory_format=form))
                 results.append((y.detach(), leaf.grad, own.weight.grad.clone(), own.bias.grad.clone()))
-            for a, b in zip(*results, strict=True):
-                assert torch.equal(a, b) or _close(a, b)
-
-
-def _close(a, b):
-    """Sums of gradients may be formed in another order in another layout."""
-    return torch.allclose(a, b, rtol=1e-2 if a.dtype != torch.float32 else 1e-5, atol=1e-5)
+            for a, b in zip(*results, strict=True):  # the order of sums follows the memory
+                close_to_torch(a.contiguous(), b.contiguous())
 
 
 def test_permuted_inputs_have_the_gradients_of_contiguous_ones():
