@@ -1,8 +1,8 @@
 """Normalization layers for the CPU: the same bits everywhere.
 
 LayerNorm, RMSNorm, L2 normalization, BatchNorm, GroupNorm and InstanceNorm, forward and backward, on NumPy, PyTorch and
-JAX arrays in CPU memory. A result depends neither on the number of threads, the batch or alignment, nor on the instruction
-set.
+JAX arrays in CPU memory. A result depends neither on the number of threads, the samples around it or alignment, nor on
+the instruction set.
 
 >>> import numpy as np, normkit
 >>> normkit.rms_norm(np.float32([[3.0, 4.0]]), np.float32([1.0, 2.0]), eps=0.0)

@@ -6,7 +6,7 @@ take while an option is set that torch's own operator does not know, and the tes
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -34,7 +34,12 @@ def _rstd(o: Options, q: Tensor) -> Tensor:
         return torch.where(norm < o.eps, torch.full_like(norm, 1.0 / o.eps if o.eps else 0.0), _reciprocal(norm))
     if o.eps_mode == "outside":
         return _reciprocal(_safe_sqrt(q) + o.eps)
-    return _reciprocal(_safe_sqrt(q + o.eps))
+    return reciprocal_root(q, o.eps)
+
+
+def reciprocal_root(q: Tensor, eps: float) -> Tensor:
+    """1 / sqrt(q + eps), and 0 with derivative 0 where that is 1 / 0."""
+    return _reciprocal(_safe_sqrt(q + eps))
 
 
 def _rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -109,20 +114,35 @@ def compose_backward(
     bias_shape: Sequence[int] | None,
     mask: Sequence[bool],
 ) -> list[Tensor | None]:
-    """[dx, dweight, dbias] in f64 as differentiable functions of dy, x, weight and residual; None where masked out.
+    """`gradients` of the norm o. x may be h = x + residual (then without residual)."""
+    h_dtype = x.dtype if residual is None else wider(x.dtype, residual.dtype)
+
+    def y(leaf_x: Tensor, leaf_w: Tensor | None, leaf_b: Tensor | None) -> Tensor:
+        return compose(o, leaf_x, leaf_w, leaf_b, residual, x.dtype, h_dtype)[0]
+
+    return gradients(y, dy, x, weight, bias_shape, mask)
+
+
+def gradients(
+    y: Callable[[Tensor, Tensor | None, Tensor | None], Tensor],
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor | None,
+    bias_shape: Sequence[int] | None,
+    mask: Sequence[bool],
+) -> list[Tensor | None]:
+    """[dx, dweight, dbias] of y(x, weight, bias) as differentiable functions in f64; None where masked out.
 
     In f64, so that first derivatives agree with the engine's, and the graph that it leaves is what a second backward
-    runs through. x may be h = x + residual (then without residual). No derivative depends on the values of the bias.
+    runs through. No derivative depends on the values of the bias.
     """
     with torch.enable_grad():
         # Tensors of their own, so that differentiation stops here: in the caller's graph weight may depend on x.
         leaf_x, leaf_w = _leaf(x, mask[0]), None if weight is None else _leaf(weight, mask[1])
         leaf_b = None if bias_shape is None else torch.zeros(bias_shape, dtype=torch.float64).requires_grad_()
-        h_dtype = x.dtype if residual is None else wider(x.dtype, residual.dtype)
-        y, _, _, _ = compose(o, leaf_x, leaf_w, leaf_b, residual, x.dtype, h_dtype)
         leaves = [leaf if m else None for leaf, m in zip((leaf_x, leaf_w, leaf_b), mask, strict=True)]
         wanted = [leaf for leaf in leaves if leaf is not None]
-        grads = iter(torch.autograd.grad(y, wanted, dy.double(), create_graph=True))
+        grads = iter(torch.autograd.grad(y(leaf_x, leaf_w, leaf_b), wanted, dy.double(), create_graph=True))
         return [None if leaf is None else next(grads) for leaf in leaves]
 
 

@@ -27,7 +27,7 @@ BACKWARD: dict[str, Callable[..., Any]] = {
 _MUST_DETACH = not hasattr(torch.Tensor, "__dlpack_c_exchange_api__")
 
 
-def _plain(*tensors: Tensor | None) -> Iterator[Tensor | None]:
+def plain(*tensors: Tensor | None) -> Iterator[Tensor | None]:
     return (None if t is None else t.detach() for t in tensors) if _MUST_DETACH else iter(tensors)
 
 
@@ -42,7 +42,7 @@ def forward(
     stats: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
     """(y, h, mean, rstd); None for what the kind or the call does not have."""
-    x, weight, bias, residual = _plain(x, weight, bias, residual)  # type: ignore[assignment]
+    x, weight, bias, residual = plain(x, weight, bias, residual)  # type: ignore[assignment]
     result = FORWARD[o.kind](
         x,
         weight,
@@ -80,7 +80,7 @@ def backward(
     mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """(dx, dweight, dbias), None where masked out; dx in the wider type of x and residual, the others in their own."""
-    dy, x, weight, residual, dresidual_out = _plain(dy, x, weight, residual, dresidual_out)  # type: ignore[assignment]
+    dy, x, weight, residual, dresidual_out = plain(dy, x, weight, residual, dresidual_out)  # type: ignore[assignment]
     mask = (mask[0], mask[1] and weight is not None, mask[2] and bias is not None)
     outs: dict[str, Tensor | None] = {}
     if mask[0] and residual is not None and residual.dtype != x.dtype:

@@ -24,16 +24,16 @@ _BACKWARD = (
     "(Tensor dy, Tensor x, Tensor? weight, Tensor? mean, Tensor rstd, Tensor? residual, Tensor? dresidual_out, "
     f"{_OPTIONS}, SymInt[]? bias_shape, ScalarType? bias_dtype, bool[] output_mask) -> (Tensor, Tensor, Tensor)"
 )
-_library: Any = torch.library.Library("normkit", "DEF")  # type: ignore[no-untyped-call]
+library: Any = torch.library.Library("normkit", "DEF")  # type: ignore[no-untyped-call]
 
 
-def _empty(x: Tensor) -> Tensor:
+def empty(x: Tensor) -> Tensor:
     return x.new_empty((0,))
 
 
 def _register(kind: str) -> None:
-    _library.define(kind + _FORWARD)
-    _library.define(kind + "_backward" + _BACKWARD)
+    library.define(kind + _FORWARD)
+    library.define(kind + "_backward" + _BACKWARD)
 
     def forward(
         x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, *options: Any
@@ -41,15 +41,15 @@ def _register(kind: str) -> None:
         o = Options(kind, *options)
         y, h, mean, rstd = _engine.forward(o, x, weight, bias, residual, stats=True)
         assert rstd is not None
-        return y, _empty(x) if h is None else h, _empty(x) if mean is None else mean, rstd
+        return y, empty(x) if h is None else h, empty(x) if mean is None else mean, rstd
 
     def fake_forward(
         x: Tensor, weight: Tensor | None, bias: Tensor | None, residual: Tensor | None, *options: Any
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         o = Options(kind, *options)
         rstd = x.new_empty(x.shape[: x.dim() - o.dims], dtype=torch.float64)
-        mean = torch.empty_like(rstd) if kind == "layer_norm" else _empty(x)
-        h = _empty(x) if residual is None else x.new_empty(x.shape, dtype=wider(x.dtype, residual.dtype))
+        mean = torch.empty_like(rstd) if kind == "layer_norm" else empty(x)
+        h = empty(x) if residual is None else x.new_empty(x.shape, dtype=wider(x.dtype, residual.dtype))
         return x.new_empty(x.shape), h, mean, rstd
 
     def backward(
@@ -66,7 +66,7 @@ def _register(kind: str) -> None:
         o = Options(kind, *options)
         bias = None if bias_dtype is None else BiasInfo(bias_shape, bias_dtype)
         grads = _engine.backward(o, dy, x, weight, mean, rstd, residual, dresidual_out, bias, mask)
-        return tuple(_empty(x) if g is None else g for g in grads)
+        return tuple(empty(x) if g is None else g for g in grads)
 
     def fake_backward(
         dy: Tensor,
@@ -81,9 +81,9 @@ def _register(kind: str) -> None:
         *_, bias_shape, bias_dtype, mask = rest
         dx_dtype = x.dtype if residual is None else wider(x.dtype, residual.dtype)
         return (
-            x.new_empty(x.shape, dtype=dx_dtype) if mask[0] else _empty(x),
-            weight.new_empty(weight.shape) if mask[1] and weight is not None else _empty(x),
-            x.new_empty(bias_shape, dtype=bias_dtype) if mask[2] and bias_dtype is not None else _empty(x),
+            x.new_empty(x.shape, dtype=dx_dtype) if mask[0] else empty(x),
+            weight.new_empty(weight.shape) if mask[1] and weight is not None else empty(x),
+            x.new_empty(bias_shape, dtype=bias_dtype) if mask[2] and bias_dtype is not None else empty(x),
         )
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -108,11 +108,11 @@ def _register(kind: str) -> None:
 
     name = "normkit::" + kind
     # Autograd has done its part when a kernel runs, but it may still record, which the engine refuses.
-    _library.impl(kind, torch.no_grad()(forward), "CPU")
-    _library.impl(kind + "_backward", torch.no_grad()(backward), "CPU")
-    torch.library.register_fake(name, fake_forward, lib=_library)
-    torch.library.register_fake(name + "_backward", fake_backward, lib=_library)
-    torch.library.register_autograd(name, autograd_backward, setup_context=setup_context, lib=_library)
+    library.impl(kind, torch.no_grad()(forward), "CPU")
+    library.impl(kind + "_backward", torch.no_grad()(backward), "CPU")
+    torch.library.register_fake(name, fake_forward, lib=library)
+    torch.library.register_fake(name + "_backward", fake_backward, lib=library)
+    torch.library.register_autograd(name, autograd_backward, setup_context=setup_context, lib=library)
 
 
 for _kind in ("layer_norm", "rms_norm", "l2_norm"):

@@ -17,9 +17,11 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from ._define import Definition, define
+from ._patch_channels import ChannelDefinition, channel_definition, is_channel_norm, is_torchs
 from ._probe import NotProven
 from ._route import route
 from ._watch import DEFINITION, changeable, own_attributes
+from .channel_modules import FORWARDS
 from .functional import fast, norm
 from .modules import LayerNorm, RMSNorm
 
@@ -30,6 +32,8 @@ _COPYING = ("__reduce__", "__reduce_ex__", "__getnewargs__", "__getnewargs_ex__"
 # An examination switches torch's threads, the random numbers, Python's warnings and sys.stdout, all of the process.
 _one_at_a_time = threading.RLock()
 _autocasts = torch.is_autocast_enabled
+_NORMKITS = (LayerNorm, RMSNorm, *FORWARDS.values())  # modules, and the forwards of others
+Verdict = Definition | ChannelDefinition | str  # or why there is no definition
 
 
 @dataclass
@@ -70,12 +74,17 @@ def patch(model: torch.nn.Module) -> PatchReport:
     are rounded), with its gradients and what it leaves behind. Modules on other devices than the CPU, with a replaced
     forward, and those that compute or do something else are left. Patching twice is harmless.
 
+    BatchNorm1d, 2d, 3d, InstanceNorm1d, 2d, 3d and GroupNorm of torch.nn are known by their class, nothing derived from
+    it: all their attributes may change later. Two faults of torch go: GroupNorm of one value per group gives the bias
+    in a batch of one, too, and an InstanceNorm whose track_running_stats was switched off leaves its buffers alone.
+
     The original forward keeps answering where nothing was proven: other types, more than four batch dims, a module that
     autocast changes while it is on, and a module whose attributes, whose class's forward or numbers and words in its
     class change later. Not noticed are later changes of all else that forward reads, such as globals, closures and
     other methods, and a forward that treats some sizes of a batch differently: not every size can be tried.
 
-    Results are contiguous, where the original may keep permuted strides. Where eps is 0, a row of zeros gives 0, not
+    Results of rows are contiguous, where the original may keep permuted strides; those of channels have the memory
+    format of the input. Where eps is 0, a row of zeros gives 0, not
     the NaN of most formulas. torch.jit.script of a patched model, or of normkit's modules, is not supported.
 
     Threads may call this at once: one waits for the other. While a module is examined, torch computes on one thread,
@@ -88,16 +97,16 @@ def patch(model: torch.nn.Module) -> PatchReport:
 
 def _patch(model: torch.nn.Module) -> PatchReport:
     report = PatchReport()
-    verdicts: dict[int, Definition | str] = {}
-    known: dict[Any, Definition | str] = {}
+    verdicts: dict[int, Verdict] = {}
+    known: dict[Any, Verdict] = {}
     for name, module in list(model.named_modules(remove_duplicate=False)):  # listed before anything is replaced
         if "norm" not in type(module).__name__.lower():
             _note_unexamined(report, module)
             continue
-        if isinstance(module, (LayerNorm, RMSNorm)):
-            continue
         if DEFINITION in vars(module):
             report.replaced[name] = str(vars(module)[DEFINITION])
+            continue
+        if isinstance(module, _NORMKITS):
             continue
         if id(module) not in verdicts:
             key = _key(module)
@@ -109,7 +118,7 @@ def _patch(model: torch.nn.Module) -> PatchReport:
     return report
 
 
-def _replace(module: torch.nn.Module, verdict: Definition | str) -> Definition | str:
+def _replace(module: torch.nn.Module, verdict: Verdict) -> Verdict:
     """Patch module by its definition. Returns the definition, or why there is none or its class does not allow it."""
     if isinstance(verdict, str):
         return verdict
@@ -152,8 +161,10 @@ def _restore(module: torch.nn.Module) -> bool:
     return True
 
 
-def _verdict(module: torch.nn.Module) -> Definition | str:
+def _verdict(module: torch.nn.Module) -> Verdict:
     try:
+        if is_channel_norm(module):
+            return channel_definition(module)
         definition = define(module)
     except NotProven as reason:
         return str(reason)
@@ -167,7 +178,7 @@ def _verdict(module: torch.nn.Module) -> Definition | str:
 
 def _key(module: torch.nn.Module) -> Any:
     """Equal for two modules only if they are of one class with the same attributes: then they compute the same."""
-    if changeable(module) is not None:
+    if type(module) in FORWARDS or changeable(module) is not None:
         return id(module)
     parameters = [(k, p if p is None else (p.shape, p.dtype, p.device)) for k, p in module._parameters.items()]
     own = sorted(own_attributes(module).items())
@@ -175,7 +186,28 @@ def _key(module: torch.nn.Module) -> Any:
 
 
 class _Patched(torch.nn.Module):
-    """First base of every patched class; the second is the class that the module had."""
+    """First base of every patched class; the last is the class that the module had."""
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        # The class has no importable name of its own: copying and pickling go by the original class.
+        reduced = super().__reduce_ex__(protocol)
+        return (_rebuild, (_original(type(self)),), *reduced[2:])
+
+
+class _PatchedChannels(_Patched):
+    """A norm over channels: the second base of its class, from FORWARDS, computes it by normkit."""
+
+    _normkit_original: type[torch.nn.Module]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        original = self._normkit_original
+        if not is_torchs(original):
+            return original.forward(self, *args, **kwargs)
+        return super().forward(*args, **kwargs)
+
+
+class _PatchedRows(_Patched):
+    """A norm of rows, by its definition."""
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         if len(args) == 1 and not kwargs:
@@ -183,11 +215,6 @@ class _Patched(torch.nn.Module):
             if y is not None:
                 return y
         return super().forward(*args, **kwargs)
-
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        # The class has no importable name of its own: copying and pickling go by the original class.
-        reduced = super().__reduce_ex__(protocol)
-        return (_rebuild, (_original(type(self)),), *reduced[2:])
 
 
 def _by_normkit(module: torch.nn.Module, x: Any) -> Tensor | None:
@@ -228,8 +255,7 @@ def _by_normkit(module: torch.nn.Module, x: Any) -> Tensor | None:
 
 def _original(cls: type) -> type[torch.nn.Module]:
     """The class that a patched class, or one derived from it, was made from."""
-    original: type[torch.nn.Module] = next(c for c in cls.__mro__ if _Patched in c.__bases__).__bases__[1]
-    return original
+    return cls._normkit_original  # type: ignore[attr-defined, no-any-return]
 
 
 _classes: dict[type[torch.nn.Module], type[torch.nn.Module]] = {}
@@ -239,8 +265,9 @@ def _patched_class(original: type[torch.nn.Module]) -> type[torch.nn.Module]:
     """The subclass of original that calls normkit; one per class, so that type comparisons between modules hold."""
     if original in _classes:
         return _classes[original]
-    attributes = {"__module__": original.__module__, "__doc__": original.__doc__}
-    return _classes.setdefault(original, type(original.__name__, (_Patched, original), attributes))
+    attributes = {"__module__": original.__module__, "__doc__": original.__doc__, "_normkit_original": original}
+    first = (_PatchedChannels, FORWARDS[original]) if original in FORWARDS else (_PatchedRows,)
+    return _classes.setdefault(original, type(original.__name__, (*first, original), attributes))
 
 
 def _rebuild(original: type[torch.nn.Module]) -> torch.nn.Module:

@@ -23,6 +23,8 @@ ValueError, but for l2_norm, where it is ScaleNorm. Rows of one element (normali
 corner: layer_norm gives the bias (or 0) whatever the input, rms_norm x / sqrt(x^2 + eps) and l2_norm x / max(|x|, eps),
 hence about the sign of x, each times weight plus bias.
 
+batch_norm, instance_norm and group_norm have torch's arguments and no options; each says what it takes.
+
 Derivatives of any order exist: the first by the engine, higher ones by differentiating torch's operators.
 """
 
@@ -38,11 +40,12 @@ from torch import Tensor
 
 from . import _engine, _ops, _outputs  # noqa: F401  (_ops registers the operators)
 from ._autograd import record
+from ._channel_functional import batch_norm, group_norm, instance_norm
 from ._compose import compose_forward
 from ._options import Options, default_rms_eps, wider
 from ._route import DIRECT, RECORD, REFUSALS, gate, route
 
-__all__ = ["l2_norm", "layer_norm", "normalize", "rms_norm"]
+__all__ = ["batch_norm", "group_norm", "instance_norm", "l2_norm", "layer_norm", "normalize", "rms_norm"]
 
 
 def layer_norm(

@@ -102,7 +102,7 @@ def test_16_bit_norms_and_logits_are_equal_bit_for_bit_but_for_rare_ties(dtype):
         patch(model)
 
         def compare(module, args, y, pairs=pairs):
-            pairs.append((y, type(module).__mro__[2].forward(module, *args)))  # [2]: the class it had before
+            pairs.append((y, type(module)._normkit_original.forward(module, *args)))
 
         hooks = [m.register_forward_hook(compare) for m in model.modules() if "_normkit_definition" in vars(m)]
         with torch.no_grad():

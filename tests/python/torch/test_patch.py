@@ -158,11 +158,8 @@ LEFT = {
     "in place": (InPlaceNorm, "writes to its input"),
     "channels first": (lambda: ChannelsFirstLayerNorm(WIDTH), "does not take"),
     "f32 result for bf16": (lambda: WideningNorm().bfloat16(), "for bf16 input it returns f32"),
-    "batch norm": (lambda: nn.BatchNorm1d(WIDTH), "buffers"),
-    "group norm": (lambda: nn.GroupNorm(1, WIDTH), ""),
-    "instance norm": (lambda: nn.InstanceNorm1d(WIDTH, affine=True), ""),
     "local response norm": (lambda: nn.LocalResponseNorm(3), ""),
-    "sync batch norm": (lambda: nn.SyncBatchNorm(WIDTH), "buffers"),
+    "sync batch norm": (lambda: nn.SyncBatchNorm(WIDTH), "SyncBatchNorm"),
 }
 
 

@@ -23,6 +23,15 @@ for dtype in (torch.float32, torch.bfloat16):
             torch.testing.assert_close(y, T.layer_norm(x, (16,), w))
     for a, b in zip(torch.autograd.grad(y.sum(), (x, w)), torch.autograd.grad(T.layer_norm(x, (16,), w).sum(), (x, w))):
         torch.testing.assert_close(a, b, rtol=2e-2, atol=2e-2)
+    x, w = torch.randn(4, 6, 5).to(dtype).requires_grad_(), torch.rand(6).to(dtype).requires_grad_()
+    results = []
+    for f in (F, T):
+        stats = torch.zeros(6).to(dtype), torch.ones(6).to(dtype)
+        y = f.batch_norm(x, *stats, w, training=True)
+        results.append((y, *stats, torch.autograd.grad(y.square().sum(), w)[0]))
+    for a, b in zip(*results):
+        torch.testing.assert_close(a, b, rtol=5e-2, atol=5e-2)
+x, w = torch.randn(4, 16), torch.rand(16)
 torch.testing.assert_close(torch.vmap(lambda t: F.rms_norm(t, (16,)))(x), F.rms_norm(x, (16,)))
 model = torch.nn.Sequential(torch.nn.LayerNorm(16), torch.nn.RMSNorm(16))
 expected = model(x.float())
