@@ -4,7 +4,7 @@
     python bench/run.py                    the quick grid, 1 and all threads: a table, bench/results/latest.json
     python bench/run.py --full             the whole grid
     python bench/run.py --filter REGEX     only cells whose name matches, e.g. 'rms_norm/forward/bf16'
-    python bench/run.py --list             the names of the cells
+    python bench/run.py --list             the names of the cells ("cl": channels last in memory)
 
 limit    time of the fastest plain copy of as many bytes as must move / our time (1.0 is the limit)
 x best   time of the fastest rival with a right answer / our time; then the same for each rival (! wrong answer)
@@ -35,7 +35,7 @@ from pathlib import Path
 BENCH = Path(__file__).resolve().parent
 sys.path.insert(0, str(BENCH))
 
-from harness import cells, machine, plot, report  # noqa: E402
+from harness import cells, channels, machine, plot, report  # noqa: E402
 from rivals import RIVALS  # noqa: E402
 
 RESULTS = BENCH / "results"
@@ -63,8 +63,13 @@ def parse() -> argparse.Namespace:
     return options
 
 
-def select(options: argparse.Namespace) -> list[cells.Cell]:
-    grid = cells.fresh_grid() if options.fresh else cells.full_grid() if options.full else cells.quick_grid()
+def select(options: argparse.Namespace) -> list[cells.Cell | channels.ChannelCell]:
+    if options.fresh:
+        grid = cells.fresh_grid()
+    elif options.full:
+        grid = cells.full_grid() + channels.full_grid()
+    else:
+        grid = cells.quick_grid() + channels.quick_grid()
     return [c for c in grid if re.search(options.filter, c.name)]
 
 
@@ -96,7 +101,7 @@ def run_worker(job: dict) -> list[dict]:
     return records
 
 
-def measure(options: argparse.Namespace, chosen: list[cells.Cell]) -> dict:
+def measure(options: argparse.Namespace, chosen: list[cells.Cell | channels.ChannelCell]) -> dict:
     cores = len(os.sched_getaffinity(0))
     threads = [int(t) for t in options.threads.split(",")] if options.threads else sorted({1, cores})
     rivals = options.rivals.split(",") if options.rivals else RIVALS

@@ -31,9 +31,13 @@ class Cell:
         return 1e-5
 
     @property
+    def shape_text(self) -> str:
+        return f"{self.rows}x{self.cols}"
+
+    @property
     def name(self) -> str:
         op = self.op + ("+residual" if self.residual else "")
-        return f"{op}/{self.direction}/{self.dtype}/{self.rows}x{self.cols}"
+        return f"{op}/{self.direction}/{self.dtype}/{self.shape_text}"
 
     @property
     def floor_bytes(self) -> int:

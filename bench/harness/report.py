@@ -6,7 +6,15 @@ from collections.abc import Iterable
 from math import exp, log
 
 SHORT = {"forward": "fwd", "forward+backward": "fwd+bwd"}
-OPS = {"layer_norm": "layer", "rms_norm": "rms", "llama_rms_norm": "llama"}
+OPS = {
+    "layer_norm": "layer",
+    "rms_norm": "rms",
+    "llama_rms_norm": "llama",
+    "batch_norm": "batch",
+    "batch_norm_eval": "bn eval",
+    "instance_norm": "instance",
+    "group_norm": "group",
+}
 TORCH_FAMILY = ("torch", "compile")  # "the best of torch eager and compiled"
 
 
@@ -29,8 +37,7 @@ def best_rival(cell: dict, names: Iterable[str] | None = None) -> tuple[str, flo
 
 def _label(cell: dict) -> str:
     op = OPS[cell["op"]] + ("+res" if cell["residual"] else "")
-    shape = f"{cell['rows']}x{cell['cols']}"
-    return f"{op:<9} {SHORT[cell['direction']]:<8}{cell['dtype']:<5}{shape:<11} t{cell['threads']}"
+    return f"{op:<9} {SHORT[cell['direction']]:<8}{cell['dtype']:<5}{cell['shape_text']:<14} t{cell['threads']}"
 
 
 def _times(value: float | None) -> str:
@@ -42,16 +49,16 @@ def table(cells: list[dict], rivals: list[str]) -> str:
 
     A rival whose answer is wrong has a "!" and is never the best.
     """
-    lines = [f"{'':<37}{'ours us':>10}{'limit':>7}{'x best':>8} {'':<8}" + "".join(f"{r:>9}" for r in rivals)]
+    lines = [f"{'':<40}{'ours us':>10}{'limit':>7}{'x best':>8} {'':<8}" + "".join(f"{r:>9}" for r in rivals)]
     for cell in cells:
         ours = cell["entries"].get(our_door(cell))
         if ours is None:
-            lines.append(f"{_label(cell):<37}  ours failed: {cell['skipped'].get(our_door(cell), '')}")
+            lines.append(f"{_label(cell):<40}  ours failed: {cell['skipped'].get(our_door(cell), '')}")
             continue
         best = best_rival(cell)
         name, factor = best if best else ("", None)
         limit = cell["limit_ratio"].get(our_door(cell))
-        line = f"{_label(cell):<37}{ours['seconds'] * 1e6:>10.1f}{limit:>7.2f}{_times(factor):>8} {name:<8}"
+        line = f"{_label(cell):<40}{ours['seconds'] * 1e6:>10.1f}{limit:>7.2f}{_times(factor):>8} {name:<8}"
         wrong = [n for n, e in cell["entries"].items() if not e["correct"]]
         line += "".join(f"{_times(cell['times'].get(r)) + '!' * (r in wrong):>9}" for r in rivals)
         ours_wrong = [n for n in wrong if n.startswith("normkit")]

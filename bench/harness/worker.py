@@ -13,10 +13,11 @@ from dataclasses import asdict
 
 import rivals
 
-from . import calls, machine
+from . import calls, channels, machine, operands
 from .cells import Cell
+from .channels import ChannelCell, ChannelOperands
 from .native import Copies
-from .operands import Operands, check
+from .operands import Operands
 from .timing import Disturbance, Timing, interleave, ratio
 
 SAMPLE = {"quick": 2e-3, "full": 5e-3}
@@ -30,6 +31,16 @@ def set_threads(threads: int) -> None:
         import torch
 
         torch.set_num_threads(threads)
+
+
+def cell_of(fields: dict) -> Cell | ChannelCell:
+    if "rows" in fields:
+        return Cell(**fields)
+    return ChannelCell(**fields | {"shape": tuple(fields["shape"])})
+
+
+def operands_of(cell: Cell | ChannelCell) -> Operands:
+    return Operands(cell) if isinstance(cell, Cell) else ChannelOperands(cell)
 
 
 def prepare_all(cell: Cell, data: Operands, modules: dict, threads: int, given: bool) -> tuple[dict, dict]:
@@ -54,6 +65,7 @@ def judge(cell: Cell, data: Operands, prepared: dict, timings: dict[str, Timing]
     entries = {}
     for name, one in prepared.items():
         strict = name in ours
+        check = operands.check if isinstance(cell, Cell) else channels.check
         error = check(data, one.results(), strict)
         entries[name] = {
             "seconds": timings[name].seconds,
@@ -92,7 +104,7 @@ def undisturbed(runs: dict, sample: float) -> tuple[dict[str, Timing], float]:
 
 
 def measure(cell: Cell, modules: dict, copies: Copies, threads: int, given: bool, sample: float) -> dict:
-    data = Operands(cell)
+    data = operands_of(cell)
     prepared, skipped = prepare_all(cell, data, modules, threads, given)
     copy_runs = copies.runs(cell.floor_bytes)
     gc.collect()
@@ -106,6 +118,8 @@ def measure(cell: Cell, modules: dict, copies: Copies, threads: int, given: bool
     return {
         "cell": cell.name,
         **asdict(cell),
+        "residual": cell.residual,
+        "shape_text": cell.shape_text,
         "threads": threads,
         "outputs": "given" if given else "fresh",
         "floor_bytes": cell.floor_bytes,
@@ -129,10 +143,10 @@ def main(job: dict) -> None:
     copies = Copies(job["threads"])
     given = job["outputs"] == "given"
     for fields in job["cells"]:
-        cell = Cell(**fields)
+        cell = cell_of(fields)
         if job["compile_only"]:
             compiled = {key: m for key, m in modules.items() if key == "torch_compile"}
-            _, skipped = prepare_all(cell, Operands(cell), compiled, job["threads"], given)
+            _, skipped = prepare_all(cell, operands_of(cell), compiled, job["threads"], given)
             emit({"prepared": cell.name, "skipped": skipped})
         else:
             emit(measure(cell, modules, copies, job["threads"], given, SAMPLE[job["size"]]))

@@ -17,9 +17,28 @@ def version() -> str:
     return onnxruntime.__version__
 
 
+def _channel_model(cell, element_type):
+    """BatchNormalization (inference) and InstanceNormalization; GroupNormalization has no kernel of its own on CPUs."""
+    from onnx import helper
+
+    kinds = {"batch_norm_eval": "BatchNormalization", "instance_norm": "InstanceNormalization"}
+    if cell.op not in kinds or cell.last:
+        raise Skip("has no such kernel")
+    names = ["x", "w", "b"] + (["m", "v"] if cell.op == "batch_norm_eval" else [])
+    node = helper.make_node(kinds[cell.op], names, ["y"], epsilon=cell.eps)
+    values = [
+        helper.make_tensor_value_info(n, element_type, list(cell.shape) if n == "x" else [cell.channels]) for n in names
+    ]
+    result = helper.make_tensor_value_info("y", element_type, list(cell.shape))
+    graph = helper.make_graph([node], "norm", values, [result])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10)
+
+
 def _model(cell, element_type):
     from onnx import helper
 
+    if not hasattr(cell, "rows"):
+        return _channel_model(cell, element_type)
     standard = {("layer_norm", False): "LayerNormalization", ("rms_norm", False): "SimplifiedLayerNormalization"}
     fused = {("layer_norm", True): "SkipLayerNormalization", ("rms_norm", True): "SkipSimplifiedLayerNormalization"}
     kind = (standard | fused)[cell.op, cell.residual]
@@ -43,8 +62,8 @@ def _session(cell, element_type, threads, outputs_given):
     options.log_severity_level = 4
     # Its arena keeps memory, which with fresh outputs would spare it the page faults that all others have.
     options.enable_cpu_mem_arena = outputs_given
+    model = _model(cell, element_type).SerializeToString()
     try:
-        model = _model(cell, element_type).SerializeToString()
         return onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     except Exception as error:
         raise Skip(f"no kernel: {str(error)[:120]}") from None
@@ -60,7 +79,10 @@ def prepare(cell, data, threads, outputs_given) -> Prepared:
     element_type = {"f32": TensorProto.FLOAT, "bf16": TensorProto.BFLOAT16, "f16": TensorProto.FLOAT16}[cell.dtype]
     session = _session(cell, element_type, threads, outputs_given)
     binding = session.io_binding()
-    for name, array in (("x", data.x), ("r", data.residual), ("w", data.weight), ("b", data.bias)):
+    arrays = {"x": data.x, "r": data.residual, "w": data.weight, "b": data.bias}
+    if cell.op == "batch_norm_eval":
+        arrays |= {"m": data.running_mean, "v": data.running_var}
+    for name, array in arrays.items():
         if array is not None:
             binding.bind_input(name, "cpu", 0, element_type, array.shape, array.ctypes.data)
     outputs = {"y": data.empty_like_x()} | ({"h": data.empty_like_x()} if cell.residual else {})

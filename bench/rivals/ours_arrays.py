@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
+from harness.channels import GROUPS
 
 from . import Prepared, autograd, missing
 
@@ -21,7 +22,40 @@ def version() -> str:
     return normkit.__version__
 
 
+def prepare_channels(cell, data, threads, outputs_given) -> Prepared:
+    import normkit
+
+    view = data.torch if missing("torch") is None else (lambda array: array)
+    as_numpy = autograd.numpy_of if missing("torch") is None else np.asarray
+    op = cell.op.removesuffix("_eval")
+    groups = [GROUPS] if op == "group_norm" else []
+    x, weight, bias, dy = (None if a is None else view(a) for a in (data.x, data.weight, data.bias, data.dy))
+    options = {"eps": cell.eps, "threads": threads}
+    if cell.op == "batch_norm_eval":
+        options |= {"running_mean": view(data.running_mean), "running_var": view(data.running_var), "training": False}
+    y, dx = view(data.empty_like_x()), view(data.empty_like_x())
+    dweight, dbias = view(data.empty(data.width)), view(data.empty(data.width))
+    forward = partial(
+        getattr(normkit, op), x, *groups, weight, bias, **options, **({"out": y} if outputs_given else {})
+    )
+    if not cell.backward:
+        return Prepared(forward, lambda: {"y": as_numpy(forward())}, given=outputs_given)
+    back = partial(getattr(normkit, op + "_backward"), dy, x, *groups, weight, **options)
+    given = {"dx": dx, "dweight": dweight, "dbias": dbias} if outputs_given else {}
+
+    def run():
+        out, mean, rstd = forward(return_stats=True)
+        return out, *back(mean=mean, rstd=rstd, **given)
+
+    def results():
+        return {name: as_numpy(a) for name, a in zip(("y", "dx", "dweight", "dbias"), run(), strict=True)}
+
+    return Prepared(run, results, given=outputs_given)
+
+
 def prepare(cell, data, threads, outputs_given) -> Prepared:
+    if not hasattr(cell, "rows"):
+        return prepare_channels(cell, data, threads, outputs_given)
     import normkit
 
     view = data.torch if missing("torch") is None else (lambda array: array)

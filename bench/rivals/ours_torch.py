@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import Prepared, autograd, missing
+from . import Prepared, autograd, missing, torch_eager
 
 NAME, TORCH_DOOR = "normkit.torch", True
 
@@ -20,6 +20,8 @@ def version() -> str:
 def prepare(cell, data, threads, outputs_given) -> Prepared:
     from normkit.torch import functional
 
+    if not hasattr(cell, "rows"):
+        return autograd.prepare(cell, data, torch_eager.channel_formula(cell, data, functional))
     shape = (cell.cols,)
     rounding = "before_weight" if cell.op == "llama_rms_norm" else "once"
 

@@ -19,6 +19,6 @@ def prepare(cell, data, threads, outputs_given) -> Prepared:
     import torch
 
     torch.compiler.reset()  # one cell never recompiles another's code
-    source = hf_rmsnorm if cell.op == "llama_rms_norm" else torch_eager
-    compiled = torch.compile(source.formula(cell), dynamic=False, fullgraph=True)
+    formula = hf_rmsnorm.formula(cell) if cell.op == "llama_rms_norm" else torch_eager.formula_of(cell, data)
+    compiled = torch.compile(formula, dynamic=False, fullgraph=True)
     return autograd.prepare(cell, data, compiled)

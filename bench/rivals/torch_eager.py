@@ -1,6 +1,8 @@
-"""PyTorch eager: torch.nn.functional.layer_norm and rms_norm. They take no outputs."""
+"""PyTorch eager: the norms of torch.nn.functional. They take no outputs."""
 
 from __future__ import annotations
+
+from harness.channels import GROUPS
 
 from . import Prepared, Skip, autograd, missing
 
@@ -39,7 +41,30 @@ def formula(cell):
     return fused if cell.residual else plain
 
 
+def channel_formula(cell, data, functional=None):
+    """The same for norms over channels, by torch.nn.functional or what has its signatures."""
+    import torch
+
+    functional = functional or torch.nn.functional
+    running = [data.torch(data.running_mean), data.torch(data.running_var)]
+
+    def norm(x, residual, weight, bias):
+        if cell.op == "group_norm":
+            return functional.group_norm(x, GROUPS, weight, bias, cell.eps)
+        if cell.op == "instance_norm":
+            return functional.instance_norm(x, None, None, weight, bias, True, 0.1, cell.eps)
+        if cell.op == "batch_norm_eval":
+            return functional.batch_norm(x, *running, weight, bias, False, 0.1, cell.eps)
+        return functional.batch_norm(x, None, None, weight, bias, True, 0.1, cell.eps)
+
+    return norm
+
+
+def formula_of(cell, data):
+    return formula(cell) if hasattr(cell, "rows") else channel_formula(cell, data)
+
+
 def prepare(cell, data, threads, outputs_given) -> Prepared:
     if cell.op == "llama_rms_norm":
         raise Skip("has no such rounding")
-    return autograd.prepare(cell, data, formula(cell))
+    return autograd.prepare(cell, data, formula_of(cell, data))
