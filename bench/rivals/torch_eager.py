@@ -46,7 +46,8 @@ def channel_formula(cell, data, functional=None):
     import torch
 
     functional = functional or torch.nn.functional
-    running = [data.torch(data.running_mean), data.torch(data.running_var)]
+    weight = data.torch(data.weight)
+    running = [data.torch(a).to(weight.dtype) for a in (data.running_mean, data.running_var)]
 
     def norm(x, residual, weight, bias):
         if cell.op == "group_norm":
