@@ -9,18 +9,16 @@
 #include <string>
 
 namespace normkit {
-#define NORMKIT_DECLARE_IN(family, simd)                                                                         \
-  namespace family {                                                                                             \
+#define NORMKIT_DECLARE_IN(family, simd)                                                                        \
+  namespace family {                                                                                            \
   extern const Kernels kernels_##simd##_f32, kernels_##simd##_f64, kernels_##simd##_bf16, kernels_##simd##_f16; \
   }
-#define NORMKIT_DECLARE(simd)     \
+#define NORMKIT_DECLARE(simd)    \
   NORMKIT_DECLARE_IN(rows, simd) \
   NORMKIT_DECLARE_IN(channels, simd)
-#define NORMKIT_KERNELS(family, simd)                                                                   \
-  {                                                                                                     \
-    &family::kernels_##simd##_f32, &family::kernels_##simd##_f64, &family::kernels_##simd##_bf16, \
-        &family::kernels_##simd##_f16                                                                   \
-  }
+#define NORMKIT_KERNELS(family, simd)                                                            \
+  {&family::kernels_##simd##_f32, &family::kernels_##simd##_f64, &family::kernels_##simd##_bf16, \
+   &family::kernels_##simd##_f16}
 #define NORMKIT_TABLE(simd) {#simd, NORMKIT_KERNELS(rows, simd), NORMKIT_KERNELS(channels, simd)}
 #if defined(__x86_64__)
 NORMKIT_DECLARE(avx512)

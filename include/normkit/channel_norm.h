@@ -42,9 +42,9 @@ struct ChannelNormArgs {
   double eps = 1e-5;
   double momentum = 0.1;  // in [0, 1]; torch's momentum=None is 1 / (number of batches so far)
   RunningUpdate running_update = RunningUpdate::torch;
-  bool training = true;   // false: the running statistics normalize, and are read only
-  int channel_axis = 1;   // 1 or -1
-  int64_t groups = 0;     // group_norm only: a divisor of the channels
+  bool training = true;  // false: the running statistics normalize, and are read only
+  int channel_axis = 1;  // 1 or -1
+  int64_t groups = 0;    // group_norm only: a divisor of the channels
 };
 
 // BatchNorm (Ioffe & Szegedy 2015; torch.nn.BatchNorm1d/2d/3d): a channel's statistics are over all samples.

@@ -27,7 +27,8 @@ inline constexpr ChannelWords kGroupNorm{
 variance over the positions and channels of one group of one sample, and rstd = 1 / sqrt(var + eps).)",
     "groups : number of groups, a divisor of the channels.\n", "(samples, groups)", false};
 
-inline constexpr const char* kRunning = R"(running_mean, running_var : float32 or float64 arrays of shape (channels,), both or none. Moved in place if training,
+inline constexpr const char* kRunning =
+    R"(running_mean, running_var : float32 or float64 arrays of shape (channels,), both or none. Moved in place if training,
     otherwise used in place of the batch's statistics and only read.
 training : False: normalize by the running statistics.
 momentum : from 0 to 1; torch's momentum=None is 1 / (number of batches so far).
@@ -45,7 +46,8 @@ x : array of shape (samples, channels, positions...) or, with channel_axis=-1, (
     float32, float64, float16 or bfloat16. NumPy (bfloat16: ml_dtypes), PyTorch CPU tensors, JAX CPU arrays, anything with
     DLPack or the buffer protocol; any strides. PyTorch's autograd does not see these functions: a tensor that requires
     grad is an error while torch records; normkit.torch has gradients.
-)" + w.groups + R"(weight, bias : arrays of shape (channels,), x's type or float32. None: 1 and 0.
+)" + w.groups +
+         R"(weight, bias : arrays of shape (channels,), x's type or float32. None: 1 and 0.
 )" + (w.running ? kRunning : "") +
          R"(eps : number >= 0.
 channel_axis : 1 (channels first) or -1 (channels last).
@@ -79,8 +81,9 @@ Parameters
 dy : gradient of y, x's shape, x's type or float32.
 x : the forward's x.
 mean, rstd : as returned by the forward (both or none, then they are computed again); float64 is exact.
-weight, )" + (*w.groups ? "groups, " : "") +
-         (w.running ? "running_mean, running_var, training, " : "") + R"(eps, channel_axis, threads : as in the forward.)" +
+weight, )" +
+         (*w.groups ? "groups, " : "") + (w.running ? "running_mean, running_var, training, " : "") +
+         R"(eps, channel_axis, threads : as in the forward.)" +
          (w.running ? " Running\n    statistics only if training is False." : "") + R"(
 output_mask : which of dx, dweight and dbias to compute.
 dx : writable array of x's shape, x's type or float32. May be dy or x itself.

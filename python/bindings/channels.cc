@@ -27,8 +27,7 @@ int64_t groups_of(const char* op, nb::handle groups) {
 int64_t channels_of(const char* op, const View& x, int channel_axis) {
   if (channel_axis != 1 && channel_axis != -1)
     fail_value(op, "channel_axis is ", channel_axis, ", expected 1 (channels first) or -1 (channels last)");
-  if (x.rank < 2)
-    fail_value(op, "x has ", x.rank, " dimensions, expected 2 or more (samples, channels, positions)");
+  if (x.rank < 2) fail_value(op, "x has ", x.rank, " dimensions, expected 2 or more (samples, channels, positions)");
   return x.shape[static_cast<size_t>(channel_axis == 1 ? 1 : x.rank - 1)];
 }
 
@@ -54,8 +53,8 @@ nb::object forward(const Op<ChannelNormArgs>& op, const Forward& f, ChannelNormA
   const int count = threads_of(op.name, f.threads, x);
   const int64_t channels = channels_of(op.name, x.view, args.channel_axis);
   const int64_t per_sample[] = {x.view.shape[0], args.groups > 0 ? args.groups : channels};
-  const std::span<const int64_t> sets =
-      op.engine == normkit::batch_norm ? std::span<const int64_t>(per_sample + 1, 1) : std::span<const int64_t>(per_sample);
+  const std::span<const int64_t> sets = op.engine == normkit::batch_norm ? std::span<const int64_t>(per_sample + 1, 1)
+                                                                         : std::span<const int64_t>(per_sample);
 
   Result y = make_result_like(op.name, out, x, x.view.dtype);
   Result mean = stats ? make_result(op.name, {}, x, DType::f64, sets) : Result{};
@@ -166,9 +165,9 @@ template <const Op<ChannelNormGradArgs>& op>
 void def_backward_with_running(nb::module_& m, const docs::ChannelWords& words) {
   m.def(op.name, &backward_with_running<op>, "dy"_a.none(), "x"_a.none(), "weight"_a = nb::none(),
         "mean"_a = nb::none(), "rstd"_a = nb::none(), nb::kw_only(), "running_mean"_a = nb::none(),
-        "running_var"_a = nb::none(), "training"_a.none() = true, "eps"_a.none() = op.eps,
-        "channel_axis"_a.none() = 1, "output_mask"_a.none() = nb::make_tuple(true, true, true), "dx"_a = nb::none(),
-        "dweight"_a = nb::none(), "dbias"_a = nb::none(), "accumulate"_a.none() = false, "threads"_a = nb::none(),
+        "running_var"_a = nb::none(), "training"_a.none() = true, "eps"_a.none() = op.eps, "channel_axis"_a.none() = 1,
+        "output_mask"_a.none() = nb::make_tuple(true, true, true), "dx"_a = nb::none(), "dweight"_a = nb::none(),
+        "dbias"_a = nb::none(), "accumulate"_a.none() = false, "threads"_a = nb::none(),
         docs::channel_backward(words).c_str());
 }
 

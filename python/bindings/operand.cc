@@ -96,7 +96,9 @@ Result make_result(const char* op, const Operand& given, const Operand& like, DT
 // The dimensions of a view by falling stride, if they follow each other without gaps in that order.
 static bool dense_order(const View& v, std::array<int64_t, kMaxRank>& order) {
   for (int d = 0; d < v.rank; ++d) order[static_cast<size_t>(d)] = d;
-  const auto stride = [&](int64_t d) { return v.shape[static_cast<size_t>(d)] == 1 ? 0 : v.strides[static_cast<size_t>(d)]; };
+  const auto stride = [&](int64_t d) {
+    return v.shape[static_cast<size_t>(d)] == 1 ? 0 : v.strides[static_cast<size_t>(d)];
+  };
   const auto end = order.begin() + v.rank;
   std::stable_sort(order.begin(), end, [&](int64_t a, int64_t b) { return stride(a) > stride(b) && stride(b) > 0; });
   int64_t step = 1;
@@ -114,7 +116,8 @@ Result make_result_like(const char* op, const Operand& given, const Operand& lik
   const View& v = like.view;
   const std::span<const int64_t> shape(v.shape.data(), static_cast<size_t>(v.rank));
   std::array<int64_t, kMaxRank> order{}, sizes{}, axes{};
-  const bool permuted = v.numel() > 0 && dense_order(v, order) && !std::is_sorted(order.begin(), order.begin() + v.rank);
+  const bool permuted =
+      v.numel() > 0 && dense_order(v, order) && !std::is_sorted(order.begin(), order.begin() + v.rank);
   if (given || like.kind == Kind::foreign || !permuted) return make_result(op, given, like, dtype, shape);
   for (size_t i = 0; i < shape.size(); ++i) {
     sizes[i] = shape[static_cast<size_t>(order[i])];

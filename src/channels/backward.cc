@@ -97,12 +97,13 @@ void set_affine(const Problem& p, const Domain& d, const double* weight, Work& w
     std::fill(w.g, w.g + d.channels(), 0.0);
     std::fill(w.gx, w.gx + d.channels(), 0.0);
   }
-  p.k.grad_affine(weight + d.c0, w.g, w.gx, d.channels(), p.set_channels, static_cast<double>(p.set_elems()), w.channels,
-                  w.affine);
+  p.k.grad_affine(weight + d.c0, w.g, w.gx, d.channels(), p.set_channels, static_cast<double>(p.set_elems()),
+                  w.channels, w.affine);
 }
 
 // A total over samples, added to what is there or in place of it.
-void write_total(const View& v, const double* parts, int64_t samples, int64_t channels, bool accumulate, double* total) {
+void write_total(const View& v, const double* parts, int64_t samples, int64_t channels, bool accumulate,
+                 double* total) {
   if (!v) return;
   std::fill(total, total + 2 * channels, 0.0);
   for (int64_t n = 0; n < samples; ++n)

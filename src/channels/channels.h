@@ -11,9 +11,10 @@
 namespace normkit::channels {
 
 inline constexpr int64_t kRowBlock = 256;  // positions of a block of column sums (normative)
-inline constexpr int64_t kSumRows = 64;    // of them, those summed in x's compute type; such sums are added in f64 (normative)
-inline constexpr int64_t kProbes = 8;         // first positions of a block whose mean is its shift (normative)
-inline constexpr int64_t kPad = 64;           // per-channel arrays are readable and writable up to a multiple of it
+inline constexpr int64_t kSumRows =
+    64;  // of them, those summed in x's compute type; such sums are added in f64 (normative)
+inline constexpr int64_t kProbes = 8;  // first positions of a block whose mean is its shift (normative)
+inline constexpr int64_t kPad = 64;    // per-channel arrays are readable and writable up to a multiple of it
 static inline int64_t padded(int64_t channels) { return (channels + kPad - 1) / kPad * kPad; }
 
 enum class Layout : uint8_t { planes, columns };
@@ -82,12 +83,13 @@ struct Kernels {
   void (*block_moments)(const Tensor& x, const Sizes& sizes, int64_t row, int64_t count, const MomentArrays& out);
   // a += b for `count` sets of na and nb elements.
   void (*merge)(const MomentArrays& a, double na, const MomentArrays& b, double nb, int64_t count);
-  void (*finish)(const Sets& sets, const rows::Recipe& recipe, int64_t count, const MomentArrays& m, const StatArrays& out);
+  void (*finish)(const Sets& sets, const rows::Recipe& recipe, int64_t count, const MomentArrays& m,
+                 const StatArrays& out);
   // Sets var to the given variances (running statistics, or unknown: null) and the rest from mean and rstd.
   void (*take_stats)(const double* mean, const double* rstd, int64_t count, const StatArrays& out);
   void (*narrow)(Coefs& coefs, int64_t count, Layout layout);
-  void (*grad_affine)(const double* weight, const double* g, const double* gx, int64_t count, int64_t set_channels, double n,
-                      const StatArrays& stats, const Affine& out);
+  void (*grad_affine)(const double* weight, const double* g, const double* gx, int64_t count, int64_t set_channels,
+                      double n, const StatArrays& stats, const Affine& out);
   // Sums over positions of dy and dy * (xhat * k + b), per channel. Planes: of `count` channels of one sample. Columns: of
   // positions [row, row + count), count <= kRowBlock.
   void (*run_grad_sums)(const Map& map, const Coefs& coefs, double* g, double* gx);

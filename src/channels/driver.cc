@@ -23,7 +23,8 @@ StatArrays stat_arrays(Arena& arena, int64_t count) {
           arena.take<double>(n)};
 }
 void copy_moments(const MomentArrays& to, const MomentArrays& from, int64_t i0, int64_t i1) {
-  for (auto [a, b] : {std::pair{to.origin, from.origin}, {to.shift, from.shift}, {to.m2, from.m2}, {to.slack, from.slack}})
+  for (auto [a, b] :
+       {std::pair{to.origin, from.origin}, {to.shift, from.shift}, {to.m2, from.m2}, {to.slack, from.slack}})
     std::copy(b + i0, b + i1, a + i0);
 }
 MomentArrays from(const MomentArrays& m, int64_t i) { return {m.origin + i, m.shift + i, m.m2 + i, m.slack + i}; }
@@ -31,10 +32,8 @@ MomentArrays from(const MomentArrays& m, int64_t i) { return {m.origin + i, m.sh
 // The first `count` sets; `each` channels of equal statistics.
 void spread(const StatArrays& sets, int64_t count, int64_t each, const StatArrays& channels) {
   if (each == 1) return;
-  const std::pair<const double*, double*> arrays[] = {{sets.m0, channels.m0},
-                                                      {sets.delta, channels.delta},
-                                                      {sets.rstd, channels.rstd},
-                                                      {sets.scale, channels.scale}};
+  const std::pair<const double*, double*> arrays[] = {
+      {sets.m0, channels.m0}, {sets.delta, channels.delta}, {sets.rstd, channels.rstd}, {sets.scale, channels.scale}};
   for (const auto& [one, many] : arrays)
     for (int64_t i = 0; i < count; ++i) std::fill(many + i * each, many + (i + 1) * each, one[i]);
 }
@@ -44,7 +43,8 @@ void spread(const StatArrays& sets, int64_t count, int64_t each, const StatArray
 // ---- checks ----------------------------------------------------------------------------------------------------------
 int check_x(const char* op, const ConstView& x, int channel_axis) {
   check_present(op, "x", x);
-  if (x.rank < 2) fail(op, "x has rank " + std::to_string(x.rank) + ", expected 2 or more (samples, channels, positions)");
+  if (x.rank < 2)
+    fail(op, "x has rank " + std::to_string(x.rank) + ", expected 2 or more (samples, channels, positions)");
   if (channel_axis != 1 && channel_axis != -1)
     fail(op, "channel_axis is " + std::to_string(channel_axis) + ", expected 1 (channels first) or -1 (channels last)");
   return channel_axis == 1 ? 1 : x.rank - 1;
@@ -75,14 +75,12 @@ void check_channels(const char* op, const char* name, const ConstView& v, int64_
 void check_sets(const char* op, const char* name, const ConstView& v, const Method& m, int64_t n, int64_t sets) {
   if (!check_optional(op, name, v)) return;
   check_dtype(op, name, v, DType::f32, DType::f64);
-  if (m.pool == Pool::batch ? v.rank == 1 && v.shape[0] == sets
-                            : v.rank == 2 && v.shape[0] == n && v.shape[1] == sets)
+  if (m.pool == Pool::batch ? v.rank == 1 && v.shape[0] == sets : v.rank == 2 && v.shape[0] == n && v.shape[1] == sets)
     return;
-  const std::string expected = m.pool == Pool::batch      ? "(" + std::to_string(sets) + ") (the channels of x)"
-                               : m.pool == Pool::instance ? "(" + std::to_string(n) + ", " + std::to_string(sets) +
-                                                                ") (samples, channels)"
-                                                          : "(" + std::to_string(n) + ", " + std::to_string(sets) +
-                                                                ") (samples, groups)";
+  const std::string expected = m.pool == Pool::batch ? "(" + std::to_string(sets) + ") (the channels of x)"
+                               : m.pool == Pool::instance
+                                   ? "(" + std::to_string(n) + ", " + std::to_string(sets) + ") (samples, channels)"
+                                   : "(" + std::to_string(n) + ", " + std::to_string(sets) + ") (samples, groups)";
   fail(op, std::string(name) + " has the shape " + shape_text(v) + ", expected " + expected);
 }
 
@@ -94,8 +92,9 @@ void check_running(const char* op, const Method& m, const ConstView& mean, const
     return;
   }
   if (static_cast<bool>(mean) != static_cast<bool>(var))
-    fail(op, std::string(mean ? "running_var" : "running_mean") + " is absent, expected running_mean and running_var, or "
-                                                                  "neither");
+    fail(op, std::string(mean ? "running_var" : "running_mean") +
+                 " is absent, expected running_mean and running_var, or "
+                 "neither");
   if (!training && !mean) fail(op, "running_mean is absent, expected running statistics when training is false");
   check_channels(op, "running_mean", mean, channels, {DType::f32, DType::f64}, "f32 or f64");
   check_channels(op, "running_var", var, channels, {DType::f32, DType::f64}, "f32 or f64");
@@ -112,7 +111,8 @@ Split Problem::split(int64_t read, int threads) const {
   Split s{1, 1, all.c, 1, threads};
   if (columns()) {
     s.count = across_samples ? 1 : all.n;
-    if (s.count % threads == 0 || s.count >= 4 * threads) s.workers = static_cast<int>(std::min<int64_t>(threads, s.count));
+    if (s.count % threads == 0 || s.count >= 4 * threads)
+      s.workers = static_cast<int>(std::min<int64_t>(threads, s.count));
     if (s.workers > 1) s.team = 1;
     return s;
   }
@@ -183,7 +183,8 @@ void Problem::moments_of_columns(const Domain& d, Work& w, int team) const {
   const int64_t rows = part.n * part.s, blocks = blocks_of(rows);
   const auto size_of = [&](int64_t b) { return std::min(kRowBlock, rows - b * kRowBlock); };
   const auto merge_block = [&](int64_t b, const MomentArrays& m, int64_t c0, int64_t c1) {
-    k.merge(from(w.total, c0), static_cast<double>(b * kRowBlock), from(m, c0), static_cast<double>(size_of(b)), c1 - c0);
+    k.merge(from(w.total, c0), static_cast<double>(b * kRowBlock), from(m, c0), static_cast<double>(size_of(b)),
+            c1 - c0);
   };
   if (team == 1) {
     for (int64_t b = 0; b < blocks; ++b) {

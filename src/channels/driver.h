@@ -10,7 +10,11 @@
 
 namespace normkit::channels {
 
-enum class Pool : uint8_t { batch, instance, group };  // a set: a channel of the batch, of a sample, a group of a sample
+enum class Pool : uint8_t {
+  batch,
+  instance,
+  group
+};  // a set: a channel of the batch, of a sample, a group of a sample
 struct Method {
   const char* name;
   const char* backward_name;
@@ -76,8 +80,8 @@ struct Problem {
   const Kernels& k;
   const Placement& at;
   rows::Recipe recipe{};
-  int64_t elem = 4;           // bytes of the compute type
-  int64_t set_channels = 1;   // channels of a set
+  int64_t elem = 4;             // bytes of the compute type
+  int64_t set_channels = 1;     // channels of a set
   bool across_samples = false;  // a set (or, with running statistics, a domain) spans all samples
   // Statistics that are given, in f64: of every set, or running ones, of every channel. Null: computed.
   const double *given_mean = nullptr, *given_rstd = nullptr;
@@ -92,7 +96,9 @@ struct Problem {
   // `read`: bytes that are read of each element.
   Split split(int64_t read, int threads) const;
   Domain domain(const Split& s, int64_t i) const;
-  int64_t first_set(const Domain& d) const { return (across_samples ? 0 : d.n0 * sets_per_sample()) + d.c0 / set_channels; }
+  int64_t first_set(const Domain& d) const {
+    return (across_samples ? 0 : d.n0 * sets_per_sample()) + d.c0 / set_channels;
+  }
   void place(Work& w, const Split& s, Arena& arena, bool backward) const;
   // The statistics of a domain's sets and, from them, of its channels.
   void set_stats(const Domain& d, Work& w, int team) const;

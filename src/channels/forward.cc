@@ -38,12 +38,10 @@ int64_t check(const Method& m, const ChannelNormArgs& a, const Outputs& out, int
     fail(op, std::string(a.mean ? "mean" : "rstd") + " is not used when training is false, expected an absent view");
   check_overlap(op, {{"y", out.y}}, {{"x", a.x}}, {{"weight", a.weight}, {"bias", a.bias}});
   if (out.mean || out.rstd || out.running_mean)
-    check_overlap(op,
-                  {{"mean", out.mean},
-                   {"rstd", out.rstd},
-                   {"running_mean", out.running_mean},
-                   {"running_var", out.running_var}},
-                  {}, {{"x", a.x}, {"weight", a.weight}, {"bias", a.bias}, {"y", out.y}});
+    check_overlap(
+        op,
+        {{"mean", out.mean}, {"rstd", out.rstd}, {"running_mean", out.running_mean}, {"running_var", out.running_var}},
+        {}, {{"x", a.x}, {"weight", a.weight}, {"bias", a.bias}, {"y", out.y}});
   return groups;
 }
 
@@ -156,7 +154,8 @@ void run(const Method& m, const ChannelNormArgs& a, const Exec& exec) {
     std::copy(bias + d.c0, bias + d.c1, w.affine.b);
     std::fill(w.affine.d, w.affine.d + d.channels(), 0.0);
     k.narrow(w.coefs, d.channels(), at.layout());
-    p.map({.x = at[0].at(d.n0, d.c0), .out = at[1].at(d.n0, d.c0), .sizes = p.sizes_of(d), .stream = stream}, d, w, team);
+    p.map({.x = at[0].at(d.n0, d.c0), .out = at[1].at(d.n0, d.c0), .sizes = p.sizes_of(d), .stream = stream}, d, w,
+          team);
   });
   at.store(threads);
   if (!keeps) return;
@@ -171,7 +170,9 @@ void run(const Method& m, const ChannelNormArgs& a, const Exec& exec) {
 }  // namespace channels
 
 void batch_norm(const ChannelNormArgs& args, const Exec& exec) { channels::run(channels::kBatchNorm, args, exec); }
-void instance_norm(const ChannelNormArgs& args, const Exec& exec) { channels::run(channels::kInstanceNorm, args, exec); }
+void instance_norm(const ChannelNormArgs& args, const Exec& exec) {
+  channels::run(channels::kInstanceNorm, args, exec);
+}
 void group_norm(const ChannelNormArgs& args, const Exec& exec) { channels::run(channels::kGroupNorm, args, exec); }
 
 }  // namespace normkit

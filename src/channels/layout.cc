@@ -61,7 +61,7 @@ Placement::Placement(int channel_axis, bool dense_channels, std::initializer_lis
 }
 
 void Placement::describe(Operand& o, const Slot& slot, DType x, int channel_axis) {
-  const ConstView &v = slot.view;
+  const ConstView& v = slot.view;
   o.size = dtype_size(v.dtype);
   o.role = slot.role;
   o.at.data = static_cast<char*>(const_cast<void*>(v.data));

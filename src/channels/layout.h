@@ -32,12 +32,12 @@ class Placement {
  private:
   static constexpr int kMaxOperands = 4;
   struct Operand {
-    Tensor at;           // what the kernels are given
-    Tensor own;          // where n and c lie in the caller's memory, if copied
+    Tensor at;   // what the kernels are given
+    Tensor own;  // where n and c lie in the caller's memory, if copied
     Role role = Role::input;
     bool copied = false;
-    int64_t size = 0;    // bytes of an element
-    int rank = 0;        // position dims
+    int64_t size = 0;                           // bytes of an element
+    int rank = 0;                               // position dims
     int64_t shape[kMaxRank], stride[kMaxRank];  // of the positions, in bytes
   };
   void describe(Operand& o, const Slot& slot, DType x, int channel_axis);

@@ -289,14 +289,15 @@ void run_grad_sums_of(const Map& m, const Coefs& co, double* g, double* gx) {
       }
       s1.finish(count, sum1);
       s2.finish(count, sum2);
-      for (int k = 0; k < count; ++k) g[c0 + k] += static_cast<double>(sum1[k]), gx[c0 + k] += static_cast<double>(sum2[k]);
+      for (int k = 0; k < count; ++k)
+        g[c0 + k] += static_cast<double>(sum1[k]), gx[c0 + k] += static_cast<double>(sum2[k]);
     }
   }
 }
 
 template <int kRows, bool kMixed, bool kWide, bool kPartial>
-NORMKIT_INLINE void add_grad_positions(const Positions<kRows>& x, const Positions<kRows>& dy, const Coefs& co, int64_t c,
-                                       int64_t at, int64_t count, ColumnSums& sums) {
+NORMKIT_INLINE void add_grad_positions(const Positions<kRows>& x, const Positions<kRows>& dy, const Coefs& co,
+                                       int64_t c, int64_t at, int64_t count, ColumnSums& sums) {
   const PairCoefs of = OfColumns(co, 0).at(c);
   Pair s1 = load_sums(sums.s1 + at), s2 = load_sums(sums.s2 + at);
 #pragma GCC unroll 8

@@ -18,7 +18,8 @@ NORMKIT_INLINE void put_moments(const RowMoments& m, const MomentArrays& out, in
   store_vec(m.slack, out.slack + i);
 }
 // From the sums of as many sets as a vector of doubles holds.
-NORMKIT_INLINE void put_moments(double n, const C* shift, const C* s1, const C* s2, const MomentArrays& out, int64_t i) {
+NORMKIT_INLINE void put_moments(double n, const C* shift, const C* s1, const C* s2, const MomentArrays& out,
+                                int64_t i) {
   put_moments(moments_of<true, RowMoments>(splat(n), widen_lanes(shift), widen_lanes(s1), widen_lanes(s2)), out, i);
 }
 
@@ -198,9 +199,11 @@ void open_columns(const Tensor& t, const Sizes& sizes, int64_t row, int64_t coun
   for (int64_t i = 0; i < probes; ++i) probe[i].place(t, sizes, row + i);
   int64_t c = c0;
   for (; c + kPairElems <= c1; c += kPairElems)
-    store_sums(mean_of_probes([&](int i) { return probe[i].template get<false>(0, c); }, probes), sums.shift + (c - c0));
+    store_sums(mean_of_probes([&](int i) { return probe[i].template get<false>(0, c); }, probes),
+               sums.shift + (c - c0));
   if (c < c1)
-    store_sums(mean_of_probes([&](int i) { return probe[i].template get_partial<false>(0, c, c1 - c); }, probes), sums.shift + (c - c0));
+    store_sums(mean_of_probes([&](int i) { return probe[i].template get_partial<false>(0, c, c1 - c); }, probes),
+               sums.shift + (c - c0));
   for (c = c0; c < c1; c += kPairElems) {
     store_sums({V{}, V{}}, sums.s1 + (c - c0));
     store_sums({V{}, V{}}, sums.s2 + (c - c0));
@@ -227,9 +230,9 @@ void block_moments(const Tensor& x, const Sizes& sizes, int64_t row, int64_t cou
       C shift[kPairElems];
       store_c(load_sums(sums.shift + c), shift);
       for (int j = 0; j < kPairElems; j += kLanes<double>)
-        put_moments(moments_of<true, RowMoments>(n, widen_lanes(shift + j), load_vec<VD>(s1 + c + j),
-                                                 load_vec<VD>(s2 + c + j)),
-                    out, c0 + c + j);
+        put_moments(
+            moments_of<true, RowMoments>(n, widen_lanes(shift + j), load_vec<VD>(s1 + c + j), load_vec<VD>(s2 + c + j)),
+            out, c0 + c + j);
     }
   }
 }
@@ -275,8 +278,8 @@ void finish_sets(const Sets& sets, const Recipe& r, int64_t count, const MomentA
   for (int64_t i = 0; i < count; ++i) {
     const Moments one{n, m.origin[i], m.shift[i], m.m2[i], m.slack[i]};
     if (!needs_rescue(one, out.var[i], r)) continue;
-    const Runs runs{source_of(sets.x + i * sets.step), sets.cols, sets.outer, sets.outer_step, sets.inner,
-                    sets.inner_step};
+    const Runs runs{
+        source_of(sets.x + i * sets.step), sets.cols, sets.outer, sets.outer_step, sets.inner, sets.inner_step};
     double q;
     const RowStats s = rescue(runs, r, &q);
     put_stats(out, i, s, q);

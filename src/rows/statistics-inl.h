@@ -125,7 +125,9 @@ struct MomentsOp {
 // The shift of a block is the mean of its probes: its first 64 elements or, in a shorter block, all of them, as distances
 // from the first one (so that a constant block has its element as its shift).
 NORMKIT_INLINE bool few_probes(int64_t m) { return m < kSumLanes; }
-NORMKIT_INLINE C probe_share(int64_t m) { return few_probes(m) ? C{1} / static_cast<C>(m) : static_cast<C>(1.0 / kSumLanes); }
+NORMKIT_INLINE C probe_share(int64_t m) {
+  return few_probes(m) ? C{1} / static_cast<C>(m) : static_cast<C>(1.0 / kSumLanes);
+}
 // Loads the probes; returns the first element where they are distances from it.
 template <Src kSrc>
 NORMKIT_INLINE C load_probes(const SourceRow& s, int64_t c, int64_t m, V (&p)[2 * kPairs]) {

@@ -24,7 +24,8 @@ void add_sizes(std::vector<ChannelCase>& cases) {
     for (DType x : kTypes) {
       for (const Size& size : kSizes) {
         for (Memory memory : {Memory::planes, Memory::columns}) {
-          ChannelCase c{.op = op, .x = x, .n = size.n, .c = size.c, .s = size.s, .groups = size.groups, .memory = memory};
+          ChannelCase c{
+              .op = op, .x = x, .n = size.n, .c = size.c, .s = size.s, .groups = size.groups, .memory = memory};
           c.dist = Dist::shifted;
           c.last = turn % 3 == 1;
           if (turn % 4 != 0) c.weight = turn % 4 == 1 ? f32 : x;
@@ -55,7 +56,8 @@ void add_layouts(std::vector<ChannelCase>& cases) {
     for (DType x : {f32, bf16_t})
       for (Memory memory : {Memory::planes_apart, Memory::columns_apart, Memory::odd})
         for (bool last : {false, true})
-          cases.push_back({.op = op, .x = x, .weight = f32, .c = 20, .s = 33, .groups = 4, .memory = memory, .last = last});
+          cases.push_back(
+              {.op = op, .x = x, .weight = f32, .c = 20, .s = 33, .groups = 4, .memory = memory, .last = last});
 }
 
 void add_running(std::vector<ChannelCase>& cases) {
@@ -124,8 +126,8 @@ ChannelReference reference_in(const ChannelCase& c, const ChannelInputs& in) {
     for (int64_t i = 0; i < size; ++i) data.dy.set(set * size + i, in.dy.get(set * size + i) * weight(set, i));
   const Reference ref = normkit::test::reference(rows, data);  // of xhat, and of dx with dy * weight as its dy
 
-  ChannelReference out{Expected(total), Expected(total), Expected(c.c), Expected(c.c), ref.mean, ref.rstd,
-                       ref.deviation,   {},              {}};
+  ChannelReference out{
+      Expected(total), Expected(total), Expected(c.c), Expected(c.c), ref.mean, ref.rstd, ref.deviation, {}, {}};
   std::vector<Real> dweight(static_cast<size_t>(c.c)), dbias(dweight.size());
   for (int64_t set = 0; set < sets; ++set)
     for (int64_t i = 0; i < size; ++i) {
@@ -138,7 +140,8 @@ ChannelReference reference_in(const ChannelCase& c, const ChannelInputs& in) {
         out.dx.scale[k] = ref.dx.scale[k];
       } else {
         const Real mean = in.running_mean.get(static_cast<int64_t>(channel));
-        const Real rstd = 1 / std::sqrt(static_cast<Real>(in.running_var.get(static_cast<int64_t>(channel))) + static_cast<Real>(c.eps));
+        const Real rstd = 1 / std::sqrt(static_cast<Real>(in.running_var.get(static_cast<int64_t>(channel))) +
+                                        static_cast<Real>(c.eps));
         xhat = static_cast<long double>((in.x.get(static_cast<int64_t>(k)) - mean) * rstd);
         out.dx.value[k] = static_cast<long double>(dy * rstd * w);
         out.dx.scale[k] = static_cast<double>(rstd) * std::abs(dy * w);
@@ -165,8 +168,10 @@ ChannelReference reference_in(const ChannelCase& c, const ChannelInputs& in) {
       var += ref.deviation[set] * ref.deviation[set];
     }
     const double unbiased = size > 1 ? static_cast<double>(size) / static_cast<double>(size - 1) : 1;
-    out.running_mean.push_back((1 - kMomentum) * in.running_mean.get(channel) + kMomentum * mean / static_cast<double>(samples));
-    out.running_var.push_back((1 - kMomentum) * in.running_var.get(channel) + kMomentum * unbiased * var / static_cast<double>(samples));
+    out.running_mean.push_back((1 - kMomentum) * in.running_mean.get(channel) +
+                               kMomentum * mean / static_cast<double>(samples));
+    out.running_var.push_back((1 - kMomentum) * in.running_var.get(channel) +
+                              kMomentum * unbiased * var / static_cast<double>(samples));
   }
   return out;
 }
@@ -229,7 +234,10 @@ ChannelInputs make_inputs(const ChannelCase& c) {
   in.running_mean = fill(f64, 0.1, 1);
   in.running_var = fill(f64, 4, 0.5);
   // Running statistics of the data's size.
-  const double size = c.training ? 1 : c.dist == Dist::huge ? (c.x == f64 ? 1e290 : 1e36) : c.dist == Dist::tiny ? 1e-30 : 1;
+  const double size = c.training             ? 1
+                      : c.dist == Dist::huge ? (c.x == f64 ? 1e290 : 1e36)
+                      : c.dist == Dist::tiny ? 1e-30
+                                             : 1;
   for (int64_t i = 0; i < c.c; ++i) {
     in.running_mean.set(i, in.running_mean.get(i) * (c.x == f16_t ? 1 : size));
     if (c.x != f16_t && c.x != f64) in.running_var.set(i, in.running_var.get(i) * size * size);
@@ -242,9 +250,9 @@ std::string difference(const ChannelOutputs& a, const ChannelOutputs& b) {
   for_each_output(a, b, [&](const char* name, const Buffer& u, const Buffer& v) {
     if (!text.empty() || u == v) return;
     const int64_t i = u.dtype() == v.dtype() && u.size() == v.size() ? u.first_difference(v) : -1;
-    text = std::string(name) + (i < 0 ? " has another type or size" : "[" + std::to_string(i) + "]: " +
-                                                                          std::to_string(u.get(i)) + " and " +
-                                                                          std::to_string(v.get(i)));
+    text = std::string(name) +
+           (i < 0 ? " has another type or size"
+                  : "[" + std::to_string(i) + "]: " + std::to_string(u.get(i)) + " and " + std::to_string(v.get(i)));
   });
   return text;
 }
@@ -267,9 +275,8 @@ void call(ChannelOp op, const ChannelNormGradArgs& args, const Exec& exec) {
 
 PlacedChannels::PlacedChannels(const ChannelCase& c, const Buffer& contents, Memory memory, int64_t shift)
     : case_(c), strides_(strides_of(c, memory)) {
-  const int64_t span = c.n && c.c && c.s
-                           ? (c.n - 1) * strides_[0] + (c.c - 1) * strides_[1] + (c.s - 1) * strides_[2] + 1
-                           : 0;
+  const int64_t span =
+      c.n && c.c && c.s ? (c.n - 1) * strides_[0] + (c.c - 1) * strides_[1] + (c.s - 1) * strides_[2] + 1 : 0;
   memory_ = Buffer(contents.dtype(), span, shift);
   each([&](int64_t at, int64_t i) { memory_.set(at, contents.get(i)); });
 }
@@ -283,7 +290,8 @@ void PlacedChannels::each(const F& f) const {
       }
 }
 View PlacedChannels::view() {
-  if (case_.last) return strided<View>(memory_, 0, {case_.n, case_.s, case_.c}, {strides_[0], strides_[2], strides_[1]});
+  if (case_.last)
+    return strided<View>(memory_, 0, {case_.n, case_.s, case_.c}, {strides_[0], strides_[2], strides_[1]});
   return strided<View>(memory_, 0, {case_.n, case_.c, case_.s}, {strides_[0], strides_[1], strides_[2]});
 }
 Buffer PlacedChannels::contents() const {

@@ -74,9 +74,9 @@ class PlacedChannels {
 // How a run differs from the plain one; results must not.
 struct ChannelRun {
   int threads = 1;
-  bool saved = false;     // backward by the forward's mean and rstd (f64) in place of computing them again
-  bool in_place = false;  // y over x, dx over dy
-  int64_t shift = 0;      // elements between the operands' first bytes and a 64-byte border
+  bool saved = false;         // backward by the forward's mean and rstd (f64) in place of computing them again
+  bool in_place = false;      // y over x, dx over dy
+  int64_t shift = 0;          // elements between the operands' first bytes and a 64-byte border
   bool others_dense = false;  // y, dy and dx in planes or columns, whichever x is not
 };
 ChannelOutputs run(const ChannelCase& c, const ChannelInputs& in, const ChannelRun& how = {});

@@ -28,7 +28,8 @@ Buffer random_values(DType t, int64_t size, double mean = 0) {
 TEST(ChannelEdges, AnEmptyBatchLeavesRunningStatisticsAndGivesZeroGradients) {
   for (ChannelOp op : {ChannelOp::batch, ChannelOp::instance, ChannelOp::group}) {
     Buffer none(f32, 0), running = filled(f64, 4, 3), running_var = filled(f64, 4, 5);
-    Buffer mean = filled(f64, op == ChannelOp::batch ? 4 : 0, 9), dweight = filled(f32, 4, 9), dbias = filled(f32, 4, 9);
+    Buffer mean = filled(f64, op == ChannelOp::batch ? 4 : 0, 9), dweight = filled(f32, 4, 9),
+           dbias = filled(f32, 4, 9);
     const int64_t groups = op == ChannelOp::group ? 2 : 0;
     ChannelNormArgs a{.x = view(none, {0, 4, 3}), .y = view(none, {0, 4, 3}), .groups = groups};
     if (op == ChannelOp::batch) a.mean = view(mean, {4});
@@ -55,8 +56,14 @@ TEST(ChannelEdges, AnEmptyBatchLeavesRunningStatisticsAndGivesZeroGradients) {
 TEST(ChannelEdges, OneValuePerSetGivesTheBias) {
   for (ChannelOp op : {ChannelOp::batch, ChannelOp::instance, ChannelOp::group}) {
     for (double eps : {0.0, 1e-5}) {
-      const ChannelCase c{.op = op, .weight = f32, .bias = f32, .n = op == ChannelOp::batch ? 1 : 3, .c = 5, .s = 1,
-                          .groups = 5, .eps = eps};
+      const ChannelCase c{.op = op,
+                          .weight = f32,
+                          .bias = f32,
+                          .n = op == ChannelOp::batch ? 1 : 3,
+                          .c = 5,
+                          .s = 1,
+                          .groups = 5,
+                          .eps = eps};
       const ChannelInputs in = make_inputs(c);
       const ChannelOutputs out = run(c, in);
       for (int64_t n = 0; n < c.n; ++n)
@@ -135,7 +142,8 @@ TEST(ChannelEdges, TheSameMemoryHasTheSameBitsHoweverItIsDescribed) {
     EXPECT_EQ(columns, normalized(op, {{n, c, 5, 6}, {c * s, 1, 6 * c, c}, 1}));
   }
   // Without positions, [n, c] is [n, c, 1].
-  EXPECT_EQ(normalized(ChannelOp::batch, {{n * s, c}, {c, 1}, 1}), normalized(ChannelOp::batch, {{n * s, c, 1}, {c, 1, 1}, 1}));
+  EXPECT_EQ(normalized(ChannelOp::batch, {{n * s, c}, {c, 1}, 1}),
+            normalized(ChannelOp::batch, {{n * s, c, 1}, {c, 1, 1}, 1}));
 }
 
 TEST(ChannelEdges, BroadcastAndReversedInputs) {
@@ -192,7 +200,8 @@ TEST(ChannelEdges, GradientsByThemselvesHaveTheBitsOfAllTogether) {
       PlacedChannels x(c, in.x, memory), dy(c, in.dy, memory), dx(c, f32, memory);
       Buffer dweight(f32, c.c), dbias(f32, c.c);
       const int64_t groups = op == ChannelOp::group ? c.groups : 0;
-      const ChannelNormGradArgs base{.dy = dy.view(), .x = x.view(), .weight = view(in.weight, {c.c}), .groups = groups};
+      const ChannelNormGradArgs base{
+          .dy = dy.view(), .x = x.view(), .weight = view(in.weight, {c.c}), .groups = groups};
       ChannelNormGradArgs a = base;
       a.dx = dx.view();
       call(op, a);
@@ -205,7 +214,8 @@ TEST(ChannelEdges, GradientsByThemselvesHaveTheBitsOfAllTogether) {
       EXPECT_EQ(dbias, all.dbias);
       a.accumulate = true;
       call(op, a);
-      for (int64_t i = 0; i < c.c; ++i) EXPECT_NEAR(dbias.get(i), 2 * all.dbias.get(i), 1e-6 * std::abs(all.dbias.get(i)));
+      for (int64_t i = 0; i < c.c; ++i)
+        EXPECT_NEAR(dbias.get(i), 2 * all.dbias.get(i), 1e-6 * std::abs(all.dbias.get(i)));
     }
 }
 
@@ -239,7 +249,8 @@ TEST(ChannelEdges, InstanceNormMovesRunningStatisticsByTheMeanOfItsSamples) {
   const std::vector<float> x = {1, 3, 10, 14};  // two samples of one channel: means 2 and 12, variances 1 and 4
   std::vector<float> y(4);
   std::vector<double> mean = {0}, var = {0};
-  instance_norm({.x = ConstView(x, {2, 1, 2}), .y = View(y, {2, 1, 2}), .running_mean = mean, .running_var = var, .momentum = 1});
+  instance_norm(
+      {.x = ConstView(x, {2, 1, 2}), .y = View(y, {2, 1, 2}), .running_mean = mean, .running_var = var, .momentum = 1});
   EXPECT_EQ(mean[0], 7);
   EXPECT_EQ(var[0], 5);  // unbiased: 2 and 8
 }

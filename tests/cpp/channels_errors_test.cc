@@ -16,7 +16,7 @@ struct Call {
   ChannelOp op;
   Buffer x{DType::f32, kN * kC * kS}, y = x, dy = x, dx = x;
   Buffer weight{DType::f32, kC}, bias = weight, dweight = weight, dbias = weight;
-  Buffer mean{DType::f64, kN * kC}, rstd = mean, running_mean{DType::f64, kC}, running_var = running_mean;
+  Buffer mean{DType::f64, kN* kC}, rstd = mean, running_mean{DType::f64, kC}, running_var = running_mean;
   Args args{};
 
   explicit Call(ChannelOp o) : op(o) {
@@ -88,11 +88,13 @@ TEST(ChannelErrors, TheArgumentsAreRightBeforeTheMistake) {
 TEST(ChannelErrors, Shapes) {
   forward("batch_norm: x is absent, expected a view", [](auto& c) { c.args.x = {}; });
   forward("batch_norm: y is absent, expected a view", [](auto& c) { c.args.y = {}; });
-  forward("instance_norm: x has rank 1, expected 2 or more (samples, channels, positions)",
-          [](auto& c) { c.args.x = view(c.x, {kN * kC * kS}); }, instance);
+  forward(
+      "instance_norm: x has rank 1, expected 2 or more (samples, channels, positions)",
+      [](auto& c) { c.args.x = view(c.x, {kN * kC * kS}); }, instance);
   forward("batch_norm: channel_axis is 2, expected 1 (channels first) or -1 (channels last)",
           [](auto& c) { c.args.channel_axis = 2; });
-  forward("batch_norm: y has the shape (2, 5, 6), expected (2, 6, 5) (that of x)", [](auto& c) { c.args.y = view(c.y, {kN, kS, kC}); });
+  forward("batch_norm: y has the shape (2, 5, 6), expected (2, 6, 5) (that of x)",
+          [](auto& c) { c.args.y = view(c.y, {kN, kS, kC}); });
   forward("batch_norm: weight has the shape (5), expected (6) (the channels of x)",
           [](auto& c) { c.args.weight = view(c.weight, {5}); });
   forward("batch_norm: bias has the shape (1, 6), expected (6) (the channels of x)",
@@ -101,24 +103,29 @@ TEST(ChannelErrors, Shapes) {
           [](auto& c) { c.args.channel_axis = -1; });
   forward("batch_norm: mean has the shape (2, 6), expected (6) (the channels of x)",
           [](auto& c) { c.args.mean = view(c.mean, {kN, kC}); });
-  forward("instance_norm: rstd has the shape (6), expected (2, 6) (samples, channels)",
-          [](auto& c) { c.args.rstd = view(c.rstd, {kC}); }, instance);
-  forward("group_norm: mean has the shape (2, 6), expected (2, 3) (samples, groups)",
-          [](auto& c) { c.args.mean = view(c.mean, {kN, kC}); }, group);
+  forward(
+      "instance_norm: rstd has the shape (6), expected (2, 6) (samples, channels)",
+      [](auto& c) { c.args.rstd = view(c.rstd, {kC}); }, instance);
+  forward(
+      "group_norm: mean has the shape (2, 6), expected (2, 3) (samples, groups)",
+      [](auto& c) { c.args.mean = view(c.mean, {kN, kC}); }, group);
   forward("batch_norm: running_var has the shape (5), expected (6) (the channels of x)",
           [](auto& c) { c.args.running_var = view(c.running_var, {5}); });
   backward("batch_norm_backward: dy has the shape (2, 5, 6), expected (2, 6, 5) (that of x)",
            [](auto& c) { c.args.dy = view(c.dy, {kN, kS, kC}); });
-  backward("group_norm_backward: dbias has the shape (3), expected (6) (the channels of x)",
-           [](auto& c) { c.args.dbias = view(c.dbias, {3}); }, group);
+  backward(
+      "group_norm_backward: dbias has the shape (3), expected (6) (the channels of x)",
+      [](auto& c) { c.args.dbias = view(c.dbias, {3}); }, group);
   for (ChannelOp op : {instance, group})
-    forward(std::string(op == group ? "group" : "instance") +
-                "_norm: x has the shape (2, 6, 0), expected at least one position per channel",
-            [](auto& c) { c.args.x = view(c.x, {kN, kC, 0}), c.args.y = view(c.y, {kN, kC, 0}); }, op);
+    forward(
+        std::string(op == group ? "group" : "instance") +
+            "_norm: x has the shape (2, 6, 0), expected at least one position per channel",
+        [](auto& c) { c.args.x = view(c.x, {kN, kC, 0}), c.args.y = view(c.y, {kN, kC, 0}); }, op);
 }
 
 TEST(ChannelErrors, Types) {
-  forward("batch_norm: weight has dtype f64, expected x's or f32", [](auto& c) { c.args.weight = view(c.running_mean, {kC}); });
+  forward("batch_norm: weight has dtype f64, expected x's or f32",
+          [](auto& c) { c.args.weight = view(c.running_mean, {kC}); });
   forward("batch_norm: y has dtype f64, expected f32", [](auto& c) {
     c.y = Buffer(DType::f64, kN * kC * kS);
     c.y.fill(0);
@@ -142,16 +149,18 @@ TEST(ChannelErrors, Options) {
     forward("batch_norm: momentum is " + std::to_string(momentum) + ", expected a number from 0 to 1",
             [=](auto& c) { c.args.momentum = momentum; });
   forward("batch_norm: eps is -1e-05, expected a finite number of 0 or more", [](auto& c) { c.args.eps = -1e-5; });
-  forward("group_norm: eps is nan, expected a finite number of 0 or more",
-          [](auto& c) { c.args.eps = std::numeric_limits<double>::quiet_NaN(); }, group);
+  forward(
+      "group_norm: eps is nan, expected a finite number of 0 or more",
+      [](auto& c) { c.args.eps = std::numeric_limits<double>::quiet_NaN(); }, group);
   forward("batch_norm: running_update is 7, expected torch or keras",
           [](auto& c) { c.args.running_update = static_cast<RunningUpdate>(7); });
   forward("batch_norm: groups is not used, expected the default 0", [](auto& c) { c.args.groups = 2; });
   for (int64_t groups : {0, -2})
-    forward("group_norm: groups is " + std::to_string(groups) + ", expected 1 or more",
-            [=](auto& c) { c.args.groups = groups; }, group);
-  forward("group_norm: groups is 4, expected a divisor of the 6 channels of x", [](auto& c) { c.args.groups = 4; },
-          group);
+    forward(
+        "group_norm: groups is " + std::to_string(groups) + ", expected 1 or more",
+        [=](auto& c) { c.args.groups = groups; }, group);
+  forward(
+      "group_norm: groups is 4, expected a divisor of the 6 channels of x", [](auto& c) { c.args.groups = 4; }, group);
   expect_error<Forward>(batch, "batch_norm: threads is 0, expected 1 or more", [](auto&) {}, 0);
   expect_error<Backward>(group, "group_norm_backward: threads is -1, expected 1 or more", [](auto&) {}, -1);
 }
@@ -159,20 +168,24 @@ TEST(ChannelErrors, Options) {
 TEST(ChannelErrors, RunningStatistics) {
   forward("batch_norm: running_var is absent, expected running_mean and running_var, or neither",
           [](auto& c) { c.args.running_var = {}; });
-  forward("instance_norm: running_mean is absent, expected running_mean and running_var, or neither",
-          [](auto& c) { c.args.running_mean = {}; }, instance);
+  forward(
+      "instance_norm: running_mean is absent, expected running_mean and running_var, or neither",
+      [](auto& c) { c.args.running_mean = {}; }, instance);
   forward("batch_norm: running_mean is absent, expected running statistics when training is false", [](auto& c) {
     c.args.running_mean = c.args.running_var = {};
     c.args.training = false;
   });
   forward("batch_norm: mean is not used when training is false, expected an absent view",
           [](auto& c) { c.args.training = false; });
-  forward("group_norm: running statistics are not used, expected absent views",
-          [](auto& c) { c.args.running_mean = c.args.running_var = view(c.running_mean, {kC}); }, group);
-  forward("group_norm: training is false, expected true: there are no running statistics",
-          [](auto& c) { c.args.training = false; }, group);
-  backward("batch_norm_backward: running_mean is not used when training is true, expected an absent view",
-           [](auto& c) { c.args.running_mean = view(c.running_mean, {kC}), c.args.running_var = view(c.running_var, {kC}); });
+  forward(
+      "group_norm: running statistics are not used, expected absent views",
+      [](auto& c) { c.args.running_mean = c.args.running_var = view(c.running_mean, {kC}); }, group);
+  forward(
+      "group_norm: training is false, expected true: there are no running statistics",
+      [](auto& c) { c.args.training = false; }, group);
+  backward("batch_norm_backward: running_mean is not used when training is true, expected an absent view", [](auto& c) {
+    c.args.running_mean = view(c.running_mean, {kC}), c.args.running_var = view(c.running_var, {kC});
+  });
   backward("batch_norm_backward: mean is not used when training is false, expected an absent view", [](auto& c) {
     c.args.running_mean = view(c.running_mean, {kC}), c.args.running_var = view(c.running_var, {kC});
     c.args.training = false;
@@ -186,14 +199,16 @@ TEST(ChannelErrors, Outputs) {
     c.args.dweight = c.args.dbias = {};
     c.args.accumulate = true;
   });
-  backward("batch_norm_backward: rstd is absent, expected mean and rstd, or neither", [](auto& c) { c.args.rstd = {}; });
+  backward("batch_norm_backward: rstd is absent, expected mean and rstd, or neither",
+           [](auto& c) { c.args.rstd = {}; });
   forward("batch_norm: y overlaps x in memory, expected separate memory or exactly the same view", [](auto& c) {
     c.args.x = view(c.x, {1, kC, kS});
     c.args.y = strided<View>(c.x, 1, {1, kC, kS}, {kC * kS, kS, 1});
   });
   forward("batch_norm: running_var overlaps running_mean in memory, expected separate memory",
           [](auto& c) { c.args.running_var = c.args.running_mean; });
-  forward("batch_norm: rstd overlaps mean in memory, expected separate memory", [](auto& c) { c.args.rstd = c.args.mean; });
+  forward("batch_norm: rstd overlaps mean in memory, expected separate memory",
+          [](auto& c) { c.args.rstd = c.args.mean; });
   backward("batch_norm_backward: dbias overlaps dweight in memory, expected separate memory",
            [](auto& c) { c.args.dbias = c.args.dweight; });
   forward("batch_norm: y has strides under which its elements overlap, expected distinct elements",

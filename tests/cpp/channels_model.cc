@@ -197,8 +197,9 @@ class Model {
   static bool unfit(double v) { return (v != 0 && std::abs(v) < 0x1p-126) || std::abs(v) > 0x1p127; }
   T map(const Stats& s, double value, double k, double b, double dy = 0, double d = 0, bool with_dy = false) const {
     const double scaled = s.rstd * k, shifted = b - s.delta * scaled;
-    const bool wide = s.scale != 1 || (sizeof(T) == 4 && (unfit(scaled) || unfit(d) || std::abs(shifted) > 0x1p127 ||
-                                                          std::abs(s.m0) > 0x1p126));
+    const bool wide =
+        s.scale != 1 ||
+        (sizeof(T) == 4 && (unfit(scaled) || unfit(d) || std::abs(shifted) > 0x1p127 || std::abs(s.m0) > 0x1p126));
     if (wide) {
       const double xhat = ((value * s.scale - s.m0) - s.delta) * s.rstd, v = xhat * k + b;
       return static_cast<T>(with_dy ? dy * d + v : v);

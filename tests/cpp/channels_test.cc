@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-
 namespace normkit::test {
 namespace {
 
@@ -89,11 +88,14 @@ TEST(Channels, SavedAndRunningStatistics) {
       const size_t k = static_cast<size_t>(i);
       const double rstd = static_cast<double>(ref.rstd[k]), mean = static_cast<double>(ref.mean[k]);
       EXPECT_LE(std::abs(out.rstd.get(i) - rstd), 16 * u * rstd) << c << " set " << i;
-      EXPECT_LE(std::abs(out.mean.get(i) - mean), std::abs(mean) * 0x1p-50 + 16 * u * ref.deviation[k]) << c << " set " << i;
+      EXPECT_LE(std::abs(out.mean.get(i) - mean), std::abs(mean) * 0x1p-50 + 16 * u * ref.deviation[k])
+          << c << " set " << i;
     }
     for (size_t i = 0; i < ref.running_mean.size(); ++i) {
       const int64_t k = static_cast<int64_t>(i);
-      EXPECT_NEAR(out.running_mean.get(k), ref.running_mean[i], 16 * u * (std::abs(ref.running_mean[i]) + std::sqrt(ref.running_var[i]))) << c;
+      EXPECT_NEAR(out.running_mean.get(k), ref.running_mean[i],
+                  16 * u * (std::abs(ref.running_mean[i]) + std::sqrt(ref.running_var[i])))
+          << c;
       if (std::isinf(ref.running_var[i]) || std::isinf(ref.running_mean[i])) continue;
       EXPECT_NEAR(out.running_var.get(k), ref.running_var[i], 32 * u * ref.running_var[i]) << c;
     }
@@ -113,7 +115,8 @@ TEST(Channels, SameBitsHoweverItIsRun) {
   for (const ChannelCase& c : channel_cases()) {
     const ChannelInputs in = make_inputs(c);
     const ChannelOutputs plain = run(c, in);
-    for (int threads : {2, 3, 8}) ASSERT_EQ(difference(plain, run(c, in, {.threads = threads})), "") << c << " " << threads;
+    for (int threads : {2, 3, 8})
+      ASSERT_EQ(difference(plain, run(c, in, {.threads = threads})), "") << c << " " << threads;
     ASSERT_EQ(difference(plain, run(c, in, {.in_place = true})), "") << c;
     ASSERT_EQ(difference(plain, run(c, in, {.shift = 1})), "") << c;
     ASSERT_EQ(difference(plain, run(c, in, {.others_dense = true})), "") << c;
@@ -126,10 +129,12 @@ TEST(Channels, LargeCallsHaveTheSameBitsOnAnyNumberOfThreads) {
     for (DType x : {DType::f32, DType::bf16})
       for (Memory memory : {Memory::planes, Memory::columns})
         for (int64_t n : {1, 5}) {
-          const ChannelCase c{.op = op, .x = x, .weight = x, .bias = x, .n = n, .c = 48, .s = 5000, .groups = 3, .memory = memory};
+          const ChannelCase c{
+              .op = op, .x = x, .weight = x, .bias = x, .n = n, .c = 48, .s = 5000, .groups = 3, .memory = memory};
           const ChannelInputs in = make_inputs(c);
           const ChannelOutputs plain = run(c, in);
-          for (int threads : {2, 3, 7}) ASSERT_EQ(difference(plain, run(c, in, {.threads = threads})), "") << c << " " << threads;
+          for (int threads : {2, 3, 7})
+            ASSERT_EQ(difference(plain, run(c, in, {.threads = threads})), "") << c << " " << threads;
         }
 }
 
