@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -265,12 +265,37 @@ def _check_gradients(probe: Probe, o: Options) -> None:
             case = probe.case(shape, batch, scale)
             # Along the rows too, so that every term of dx is as large as the others.
             dy = (case.x.double() / scale + probe.rows(shape, batch).double()).to(probe.x_dtype)
-            expected = probe.expect_gradients(o, case, dy)
-            for of, training in _gradient_questions(probe) if number == 0 else [((True, True), True)]:
-                wanted = [expected[0], *(expected[1:2] if of[0] else ()), *(expected[2:] if of[1] else ())]
-                for g, e in zip(probe.ask_gradients(case, dy, of, training), wanted, strict=True):
-                    if not _within(g.double(), e, units, e.abs().max(), probe.x_dtype):
-                        raise NotProven(f"it is {describe(o)}, but its gradients are others")
+            questions = _gradient_questions(probe) if number == 0 else [((True, True), True)]
+            _compare_gradients(probe, o, case, dy, questions, units)
+            if number == 0:
+                for special in _special_gradients(dy):
+                    _compare_gradients(probe, o, case, special, [((True, True), True)], units)
+
+
+def _special_gradients(dy: Tensor) -> Iterator[Tensor]:
+    """Large, small and NaN gradients: what tells a backward that clips, scales or cleans them."""
+    size = 16.0 if dy.dtype in _HALVES else 1e6
+    yield dy * size
+    yield dy / size
+    broken = dy.clone()
+    broken.view(-1)[0] = math.nan
+    yield broken
+
+
+def _compare_gradients(
+    probe: Probe,
+    o: Options,
+    case: Case,
+    dy: Tensor,
+    questions: Iterable[tuple[tuple[bool, bool], bool]],
+    units: int,
+) -> None:
+    expected = probe.expect_gradients(o, case, dy)
+    for of, training in questions:
+        wanted = [expected[0], *(expected[1:2] if of[0] else ()), *(expected[2:] if of[1] else ())]
+        for g, e in zip(probe.ask_gradients(case, dy, of, training), wanted, strict=True):
+            if not _within(g.double(), e, units, e.nan_to_num().abs().max(), probe.x_dtype):
+                raise NotProven(f"it is {describe(o)}, but its gradients are others")
 
 
 def _gradient_questions(probe: Probe) -> Iterator[tuple[tuple[bool, bool], bool]]:

@@ -247,7 +247,7 @@ class Probe:
         """What o says that `ask_gradients` gives, in f64."""
         with torch.enable_grad():
             given = (case.x, case.weight, case.bias)
-            leaves = [None if t is None else t.double().requires_grad_() for t in given]
+            leaves = [None if t is None else t.to(torch.float64, copy=True).requires_grad_() for t in given]
             x, weight, bias = leaves
             assert x is not None
             y = compose(o, x, weight, bias, None, case.x.dtype, case.x.dtype)[0]

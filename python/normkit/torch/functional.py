@@ -354,6 +354,10 @@ def _by_torch(
             return F.layer_norm(x, shape, weight, bias, o.eps)
         if bias is None:
             return F.rms_norm(x, shape, weight, o.eps)
+    for name, t in (("input", x), ("weight", weight), ("bias", bias), ("residual", residual)):
+        # Integers would be rounded to nothing, and the square of a complex number is not that of its size.
+        if isinstance(t, Tensor) and not t.is_floating_point():
+            raise TypeError(f"{o.kind}: {name} has type {t.dtype}, expected a real floating-point type")
     return _by_formula(o, x, shape, weight, bias, residual, stats)
 
 

@@ -45,6 +45,8 @@ class RMSNorm(torch.nn.RMSNorm):
             weight = self.weight
         shape, eps = self.normalized_shape, self.eps
         if eps is None:
+            if not isinstance(x, Tensor):  # torch.fx traces: what it holds has no type yet
+                return super().forward(x)
             eps = default_rms_eps(x.dtype)
         if gate(x, weight, None) == DIRECT and fits(shape, weight, None):
             try:

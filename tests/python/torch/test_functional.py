@@ -258,3 +258,20 @@ def test_scale_norm_is_l2_norm_with_one_weight():
     x, scale = make(4, 24), torch.tensor([2.5])
     y = F.l2_norm(x, (24,), scale)
     check_forward("l2_norm", y, x, scale)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.complex64])
+def test_types_without_a_norm_are_refused(dtype):
+    x = torch.ones(2, 4).to(dtype)
+    with pytest.raises(TypeError, match=f"l2_norm: input has type {dtype}"):
+        F.l2_norm(x, 4)
+    for norm in (F.layer_norm, F.rms_norm):
+        for options in (
+            {"residual": x},
+            {"eps_mode": "outside"},
+            {"rounding": "before_weight"},
+            {"weight_offset": 1.0, "weight": torch.ones(4)},
+            {"return_stats": True},
+        ):
+            with pytest.raises(TypeError, match=f"{norm.__name__}: input has type {dtype}"):
+                norm(x, 4, **options)

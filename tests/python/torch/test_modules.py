@@ -137,3 +137,9 @@ def test_data_parallel_threads_share_a_module():
     with ThreadPoolExecutor(4) as pool:
         for y in pool.map(lambda _: module(x), range(64)):
             assert torch.equal(y, expected)
+
+
+def test_symbolic_trace_of_a_norm_without_eps():
+    model = torch.nn.Sequential(normkit.torch.RMSNorm(8))
+    x = torch.randn(2, 8)
+    torch.testing.assert_close(torch.fx.symbolic_trace(model)(x), model(x))

@@ -433,3 +433,52 @@ def test_the_report_says_that_nothing_was_replaced_and_why():
 def test_what_is_no_model_is_refused(call):
     with pytest.raises(TypeError, match=r"patch: model is a Tensor, expected a torch\.nn\.Module"):
         call(torch.ones(3))
+
+
+@pytest.mark.parametrize("make", [lambda: torch.nn.LayerNorm(8), lambda: torch.nn.RMSNorm(8)], ids=["layer", "rms"])
+def test_double_precision_modules_are_replaced(make):
+    module = torch.nn.Sequential(make().double())
+    x = torch.randn(3, 8, dtype=torch.float64)
+    want = module(x)
+    report = patch(module)
+    assert len(report.replaced) == 1
+    torch.testing.assert_close(module(x), want)
+    assert "f64" in str(patch(torch.nn.Sequential(make())))
+
+
+class Clipped(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g.clamp(-10, 10)
+
+
+class ClippedNorm(torch.nn.RMSNorm):
+    def forward(self, x):
+        return Clipped.apply(super().forward(x))
+
+
+class HookedNorm(torch.nn.LayerNorm):
+    def forward(self, x):
+        y = super().forward(x)
+        if y.requires_grad:
+            y.register_hook(lambda g: g.clamp(-10, 10))
+        return y
+
+
+class CleanedNorm(torch.nn.LayerNorm):
+    def forward(self, x):
+        y = super().forward(x)
+        if y.requires_grad:
+            y.register_hook(lambda g: g.nan_to_num(0.0))
+        return y
+
+
+@pytest.mark.parametrize("kind", [ClippedNorm, HookedNorm, CleanedNorm])
+def test_a_backward_that_changes_its_gradient_is_left(kind):
+    report = patch(torch.nn.Sequential(kind(8)))
+    assert not report.replaced
+    assert "gradients are others" in str(report)
