@@ -2,7 +2,8 @@
 
 A definition counts as proven for a pair of types, of x and of the weight, when its results agree with it
 
-- in f32 and f64: on rows of ordinary size and on rows so small that eps decides, to 64 units in the last place of a row's largest element;
+- in f32 and f64: on rows of ordinary size and on rows so small that eps decides, to 64 units in the last place of a
+  row's largest element;
 - in f16 and bf16: bit for bit, but for the rare element that two good computations round differently. That also
   tells where the weight is applied, before or after the rounding to x's type;
 - in all: on single rows, tiny and huge ones, rows beside NaN and inf, up to four batch dims, and with weights and
