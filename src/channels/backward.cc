@@ -1,7 +1,6 @@
 // batch_norm_backward, instance_norm_backward, group_norm_backward: statistics of a domain (saved, running or computed
 // again), the sums over its dy, then its dx.
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
 #include "channels/driver.h"
@@ -114,94 +113,100 @@ void write_total(const View& v, const double* parts, int64_t samples, int64_t ch
   write_doubles(v, channels, total);
 }
 
+// What a call keeps besides the domains' own arrays.
+struct Buffers {
+  double *weight, *total;
+  double *mean, *rstd;  // given statistics
+  double *g, *gx;       // sums of every channel, of each sample where no set spans them; if dweight or dbias is wanted
+  char* copies;
+  Work* works;
+
+  size_t place(char* base, const Problem& p, const Split& split, int64_t given, int64_t sums) {
+    Arena arena(base);
+    weight = arena.take<double>(padded(p.sizes().c));
+    total = arena.take<double>(2 * p.sizes().c);
+    mean = arena.take<double>(given);
+    rstd = arena.take<double>(given);
+    g = arena.take<double>(sums);
+    gx = arena.take<double>(sums);
+    copies = arena.take<char>(static_cast<int64_t>(p.at.scratch_bytes()));
+    works = p.place(split, arena, true);
+    return arena.used();
+  }
+};
+
+// Sums over dy, then dx, of one domain.
+void gradients_of(const Problem& p, const Domain& d, Work& w, int team, const Buffers& buffers, bool wants_sums,
+                  bool wants_dx, bool stream) {
+  p.set_stats(d, w, team);
+  const Map map{.x = p.at[0].at(d.n0, d.c0),
+                .dy = p.at[1].at(d.n0, d.c0),
+                .out = p.at[2].at(d.n0, d.c0),
+                .sizes = p.sizes_of(d),
+                .stream = stream};
+  if (!p.running || wants_sums) {
+    std::fill(w.affine.k, w.affine.k + d.channels(), 1.0);
+    std::fill(w.affine.b, w.affine.b + d.channels(), 0.0);
+    std::fill(w.affine.d, w.affine.d + d.channels(), 0.0);
+    p.k.narrow(w.coefs, d.channels(), p.at.layout());
+    p.columns() ? sums_of_columns(p, map, w, team) : sums_of_planes(p, map, w);
+  }
+  if (wants_sums) {
+    const int64_t first = (p.across_samples ? 0 : d.n0 * p.sizes().c) + d.c0;
+    std::copy(w.g, w.g + d.channels(), buffers.g + first);
+    std::copy(w.gx, w.gx + d.channels(), buffers.gx + first);
+  }
+  if (!wants_dx) return;
+  set_affine(p, d, buffers.weight, w);
+  p.k.narrow(w.coefs, d.channels(), p.at.layout());
+  p.map(map, d, w, team);
+}
+
 void run(const Method& m, const ChannelNormGradArgs& a, const Exec& exec) {
   const int axis = check_x(m.backward_name, a.x, a.channel_axis);
   const int64_t groups = check(m, a, axis);
   check_threads(m.backward_name, exec);
-  const Kernels& k = channel_kernels(a.x.dtype);
   const ConstView dx = a.dx;
   using Role = Placement::Role;
   Placement at(axis, m.pool == Pool::group, {{a.x, Role::input}, {a.dy, Role::input}, {dx, Role::output}});
   const Sizes sizes = at.sizes();
   check_positions(m.backward_name, m, sizes, a.x);
 
-  Problem p{.k = k, .at = at};
-  p.recipe.centre = true;
-  p.recipe.eps = a.eps;
-  p.elem = a.x.dtype == DType::f64 ? 8 : 4;
-  p.set_channels = m.pool == Pool::group ? sizes.c / groups : 1;
-  p.running = !a.training;
-  p.across_samples = p.running ? p.columns() : m.pool == Pool::batch;
+  Problem p = make_problem(m, a, at, groups);
   const int threads = useful_threads(exec.threads, at.bytes());
   const bool given = p.running || a.rstd, wants_sums = a.dweight || a.dbias;
-  const int64_t given_count = p.running ? sizes.c : p.sets(), samples = p.across_samples ? 1 : sizes.n;
+  const int64_t given_count = !given ? 0 : p.running ? sizes.c : p.sets();
+  const int64_t samples = p.across_samples ? 1 : sizes.n;
   if (given) p.given_rstd = p.given_mean = &p.recipe.eps;  // not null: nothing is computed, so no memory for it
   const Split split = p.split(dtype_size(a.x.dtype) + dtype_size(a.dy.dtype), threads);
-  double *weight, *mean, *rstd, *g, *gx, *total;
-  char* copies;
-  Work* works;
+  Buffers buffers;
   const auto place = [&](char* base) {
-    Arena arena(base);
-    weight = arena.take<double>(padded(sizes.c));
-    total = arena.take<double>(2 * sizes.c);
-    mean = arena.take<double>(given ? given_count : 0);
-    rstd = arena.take<double>(given ? given_count : 0);
-    g = arena.take<double>(wants_sums ? samples * sizes.c : 0);
-    gx = arena.take<double>(wants_sums ? samples * sizes.c : 0);
-    copies = arena.take<char>(static_cast<int64_t>(at.scratch_bytes()));
-    works = arena.take<Work>(split.workers);
-    for (int i = 0; i < split.workers; ++i) {
-      Work work;
-      p.place(base ? works[i] : work, split, arena, true);
-    }
-    return arena.used();
+    return buffers.place(base, p, split, given_count, wants_sums ? samples * sizes.c : 0);
   };
   place(workspace(place(nullptr)));
-
-  read_doubles(a.weight, sizes.c, 1, weight);
   parallel(1, [&](int) {  // for its floating-point state
+    read_doubles(a.weight, sizes.c, 1, buffers.weight);
     if (!given) return;
-    read_doubles(p.running ? a.running_mean : a.mean, given_count, 0, mean);
-    read_doubles(p.running ? a.running_var : a.rstd, given_count, 0, rstd);
-    for (int64_t c = 0; p.running && c < given_count; ++c) {
-      const double d = std::sqrt(rstd[c] + a.eps);
-      rstd[c] = d == 0 ? 0 : 1 / d;
+    if (p.running) {
+      read_running(a.running_mean, a.running_var, a.eps, sizes.c, buffers.mean, buffers.rstd);
+    } else {
+      read_doubles(a.mean, given_count, 0, buffers.mean);
+      read_doubles(a.rstd, given_count, 0, buffers.rstd);
     }
-    p.given_mean = mean;
-    p.given_rstd = rstd;
+    p.given_mean = buffers.mean;
+    p.given_rstd = buffers.rstd;
   });
-  at.load(copies, threads);
+  at.load(buffers.copies, threads);
   const bool stream = at.bytes() > cache_bytes() && a.dx && a.dx.data != a.x.data && a.dx.data != a.dy.data;
-  if (sizes.elems() > 0)
-    each_domain(p, split, works, [&](const Domain& d, Work& w, int team) {
-      p.set_stats(d, w, team);
-      const Map map{.x = at[0].at(d.n0, d.c0),
-                    .dy = at[1].at(d.n0, d.c0),
-                    .out = at[2].at(d.n0, d.c0),
-                    .sizes = p.sizes_of(d),
-                    .stream = stream};
-      if (!p.running || wants_sums) {
-        std::fill(w.affine.k, w.affine.k + d.channels(), 1.0);
-        std::fill(w.affine.b, w.affine.b + d.channels(), 0.0);
-        std::fill(w.affine.d, w.affine.d + d.channels(), 0.0);
-        k.narrow(w.coefs, d.channels(), at.layout());
-        p.columns() ? sums_of_columns(p, map, w, team) : sums_of_planes(p, map, w);
-      }
-      if (wants_sums) {
-        const int64_t first = (p.across_samples ? 0 : d.n0 * sizes.c) + d.c0;
-        std::copy(w.g, w.g + d.channels(), g + first);
-        std::copy(w.gx, w.gx + d.channels(), gx + first);
-      }
-      if (!a.dx) return;
-      set_affine(p, d, weight, w);
-      k.narrow(w.coefs, d.channels(), at.layout());
-      p.map(map, d, w, team);
+  const bool some = sizes.elems() > 0;
+  if (some)
+    each_domain(p, split, buffers.works, [&](const Domain& d, Work& w, int team) {
+      gradients_of(p, d, w, team, buffers, wants_sums, static_cast<bool>(a.dx), stream);
     });
   at.store(threads);
   parallel(1, [&](int) {
-    const int64_t parts = sizes.elems() > 0 ? samples : 0;
-    write_total(a.dweight, gx, parts, sizes.c, a.accumulate, total);
-    write_total(a.dbias, g, parts, sizes.c, a.accumulate, total);
+    write_total(a.dweight, buffers.gx, some ? samples : 0, sizes.c, a.accumulate, buffers.total);
+    write_total(a.dbias, buffers.g, some ? samples : 0, sizes.c, a.accumulate, buffers.total);
   });
 }
 

@@ -1,6 +1,7 @@
 #include "channels/driver.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "geometry.h"
 
@@ -167,6 +168,15 @@ void Problem::place(Work& w, const Split& s, Arena& arena, bool backward) const 
   w.block_sums = block_sums;
 }
 
+Work* Problem::place(const Split& s, Arena& arena, bool backward) const {
+  Work* works = arena.take<Work>(s.workers);
+  for (int i = 0; i < s.workers; ++i) {
+    Work unplaced;
+    place(works ? works[i] : unplaced, s, arena, backward);
+  }
+  return works;
+}
+
 // ---- statistics ------------------------------------------------------------------------------------------------------
 void Problem::moments_of_planes(const Domain& d, Work& w) const {
   const Tensor& x = at[0];
@@ -275,6 +285,16 @@ T narrowed(double v) {
 void read_doubles(const ConstView& v, int64_t count, double fill, double* out) {
   if (!v) return std::fill(out, out + count, fill), void();
   with_type(v, [&](const auto* data) { each_offset(v, count, [&](int64_t i, int64_t at) { out[i] = data[at]; }); });
+}
+
+void read_running(const ConstView& mean, const ConstView& var, double eps, int64_t channels, double* mean_out,
+                  double* rstd_out) {
+  read_doubles(mean, channels, 0, mean_out);
+  read_doubles(var, channels, 0, rstd_out);
+  for (int64_t c = 0; c < channels; ++c) {
+    const double d = std::sqrt(rstd_out[c] + eps);
+    rstd_out[c] = d == 0 ? 0 : 1 / d;
+  }
 }
 
 void write_doubles(const View& v, int64_t count, const double* from) {

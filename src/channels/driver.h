@@ -99,7 +99,8 @@ struct Problem {
   int64_t first_set(const Domain& d) const {
     return (across_samples ? 0 : d.n0 * sets_per_sample()) + d.c0 / set_channels;
   }
-  void place(Work& w, const Split& s, Arena& arena, bool backward) const;
+  // One Work for each worker of the split.
+  Work* place(const Split& s, Arena& arena, bool backward) const;
   // The statistics of a domain's sets and, from them, of its channels.
   void set_stats(const Domain& d, Work& w, int team) const;
   // A part of an operand that a map goes over.
@@ -107,6 +108,7 @@ struct Problem {
   void map(const Map& m, const Domain& d, const Work& w, int team) const;
 
  private:
+  void place(Work& w, const Split& s, Arena& arena, bool backward) const;
   void moments_of_planes(const Domain& d, Work& w) const;
   void moments_of_columns(const Domain& d, Work& w, int team) const;
 };
@@ -119,6 +121,23 @@ void each_domain(const Problem& p, const Split& s, Work* works, const F& f) {
     for (int64_t i = r.begin; i < r.end; ++i) f(p.domain(s, i), works[part], s.team);
   });
 }
+
+// Args: ChannelNormArgs or ChannelNormGradArgs.
+template <class Args>
+Problem make_problem(const Method& m, const Args& a, const Placement& at, int64_t groups) {
+  Problem p{.k = channel_kernels(a.x.dtype), .at = at};
+  p.recipe.centre = true;
+  p.recipe.eps = a.eps;
+  p.elem = a.x.dtype == DType::f64 ? 8 : 4;
+  p.set_channels = m.pool == Pool::group ? at.sizes().c / groups : 1;
+  p.running = !a.training;
+  p.across_samples = p.running ? p.columns() : m.pool == Pool::batch;
+  return p;
+}
+
+// The running statistics as mean and rstd.
+void read_running(const ConstView& mean, const ConstView& var, double eps, int64_t channels, double* mean_out,
+                  double* rstd_out);
 
 // A per-channel or per-set operand in f64; `fill` where it is absent. And back.
 void read_doubles(const ConstView& v, int64_t count, double fill, double* out);

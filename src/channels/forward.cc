@@ -1,7 +1,6 @@
 // batch_norm, instance_norm, group_norm: check, then domains split over threads: statistics of a domain, then its y. The
 // loops are in statistics-inl.h and map-inl.h.
 #include <algorithm>
-#include <cmath>
 #include <vector>
 
 #include "channels/driver.h"
@@ -92,19 +91,12 @@ void run(const Method& m, const ChannelNormArgs& a, const Exec& exec) {
   const Outputs out(a);
   const int64_t groups = check(m, a, out, axis);
   check_threads(m.name, exec);
-  const Kernels& k = channel_kernels(a.x.dtype);
   Placement at(axis, m.pool == Pool::group, {{a.x, Placement::Role::input}, {out.y, Placement::Role::output}});
   const Sizes sizes = at.sizes();
   check_positions(m.name, m, sizes, a.x);
   if (sizes.elems() == 0) return empty(a);
 
-  Problem p{.k = k, .at = at};
-  p.recipe.centre = true;
-  p.recipe.eps = a.eps;
-  p.elem = a.x.dtype == DType::f64 ? 8 : 4;
-  p.set_channels = m.pool == Pool::group ? sizes.c / groups : 1;
-  p.running = !a.training;
-  p.across_samples = p.running ? p.columns() : m.pool == Pool::batch;
+  Problem p = make_problem(m, a, at, groups);
   const int threads = useful_threads(exec.threads, at.bytes());
   double *weight, *bias, *given_mean, *given_rstd, *running;
   Kept kept;
@@ -123,25 +115,16 @@ void run(const Method& m, const ChannelNormArgs& a, const Exec& exec) {
     const int64_t sets = keeps ? p.sets() : 0;
     kept = {arena.take<double>(sets), arena.take<double>(sets), arena.take<double>(sets)};
     copies = arena.take<char>(static_cast<int64_t>(at.scratch_bytes()));
-    works = arena.take<Work>(split.workers);
-    for (int i = 0; i < split.workers; ++i) {
-      Work work;
-      p.place(base ? works[i] : work, split, arena, false);
-    }
+    works = p.place(split, arena, false);
     return arena.used();
   };
   place(workspace(place(nullptr)));
 
-  read_doubles(a.weight, sizes.c, 1, weight);
-  read_doubles(a.bias, sizes.c, 0, bias);
   parallel(1, [&](int) {  // for its floating-point state
+    read_doubles(a.weight, sizes.c, 1, weight);
+    read_doubles(a.bias, sizes.c, 0, bias);
     if (!p.running) return;
-    read_doubles(a.running_mean, sizes.c, 0, given_mean);
-    read_doubles(a.running_var, sizes.c, 0, given_rstd);
-    for (int64_t c = 0; c < sizes.c; ++c) {
-      const double d = std::sqrt(given_rstd[c] + a.eps);
-      given_rstd[c] = d == 0 ? 0 : 1 / d;
-    }
+    read_running(out.running_mean, out.running_var, a.eps, sizes.c, given_mean, given_rstd);
     p.given_mean = given_mean;
     p.given_rstd = given_rstd;
   });
@@ -153,7 +136,7 @@ void run(const Method& m, const ChannelNormArgs& a, const Exec& exec) {
     std::copy(weight + d.c0, weight + d.c1, w.affine.k);
     std::copy(bias + d.c0, bias + d.c1, w.affine.b);
     std::fill(w.affine.d, w.affine.d + d.channels(), 0.0);
-    k.narrow(w.coefs, d.channels(), at.layout());
+    p.k.narrow(w.coefs, d.channels(), at.layout());
     p.map({.x = at[0].at(d.n0, d.c0), .out = at[1].at(d.n0, d.c0), .sizes = p.sizes_of(d), .stream = stream}, d, w,
           team);
   });
