@@ -6,6 +6,7 @@
 
 #include "channels.h"
 #include "expect.h"
+#include "float_state.h"
 
 namespace normkit::test {
 namespace {
@@ -253,6 +254,33 @@ TEST(ChannelEdges, InstanceNormMovesRunningStatisticsByTheMeanOfItsSamples) {
       {.x = ConstView(x, {2, 1, 2}), .y = View(y, {2, 1, 2}), .running_mean = mean, .running_var = var, .momentum = 1});
   EXPECT_EQ(mean[0], 7);
   EXPECT_EQ(var[0], 5);  // unbiased: 2 and 8
+}
+
+TEST(ChannelEdges, FloatingPointStateOfTheCallerIsNotTrusted) {
+  for (ChannelOp op : {ChannelOp::batch, ChannelOp::instance, ChannelOp::group})
+    for (Memory memory : {Memory::planes, Memory::columns})
+      for (bool training : {true, false}) {
+        if (op == ChannelOp::group && !training) continue;
+        const ChannelCase c{.op = op,
+                            .weight = f32,
+                            .bias = f32,
+                            .n = 4,
+                            .c = 16,
+                            .s = 3000,
+                            .memory = memory,
+                            .eps = 1e-7,
+                            .training = training};
+        ChannelInputs in = make_inputs(c);
+        for (int64_t i = 0; i < 40; ++i) in.x.set(i, half_smallest(f32) * static_cast<double>(2 * i));
+        in.weight.set(1, 0x1p-130);
+        in.bias.set(2, 0x1p-140);
+        const ChannelOutputs expected = run(c, in);
+        for (int rounding : {FE_TONEAREST, FE_UPWARD, FE_TOWARDZERO}) {
+          ChannelOutputs out;
+          EXPECT_TRUE(under_float_state(rounding, [&] { out = run(c, in, {.threads = 4}); }));
+          EXPECT_EQ(difference(out, expected), "") << c << " rounding mode " << rounding;
+        }
+      }
 }
 
 }  // namespace

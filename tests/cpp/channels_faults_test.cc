@@ -161,7 +161,8 @@ TEST(ChannelFaults, EvaluationHasABackwardOfItsOwn) {  // B106
 TEST(ChannelFaults, MixedTypesHaveTheGradientsOfF32) {  // B112
   for (ChannelOp op : kOps)
     for (Memory memory : {Memory::planes, Memory::columns}) {
-      const ChannelCase c{.op = op, .x = bf16_t, .weight = f32, .n = 3, .c = 32, .s = 50, .groups = 4, .memory = memory};
+      const ChannelCase c{
+          .op = op, .x = bf16_t, .weight = f32, .n = 3, .c = 32, .s = 50, .groups = 4, .memory = memory};
       const ChannelInputs in = make_inputs(c);
       const ChannelOutputs out = run(c, in);
       const ChannelReference ref = reference(c, in);
@@ -174,20 +175,27 @@ TEST(ChannelFaults, RunningVarianceStaysPositiveOverManyUpdates) {  // B119
   std::vector<float> mean = {0}, var = {1}, y(2);
   for (int step = 0; step < 2000; ++step) {
     const std::vector<float> x = {static_cast<float>(step), static_cast<float>(step)};
-    batch_norm({.x = ConstView(x, {2, 1}), .y = View(y, {2, 1}), .running_mean = mean, .running_var = var, .momentum = 0.9});
+    batch_norm(
+        {.x = ConstView(x, {2, 1}), .y = View(y, {2, 1}), .running_mean = mean, .running_var = var, .momentum = 0.9});
     ASSERT_GE(var[0], 0);
   }
 }
 
 TEST(ChannelFaults, ZeroEpsIsFineWhereTheVarianceIsPositive) {  // B139
   std::vector<float> x = {3}, y = {0}, mean = {1}, var = {4};
-  batch_norm({.x = ConstView(x, {1, 1}), .y = View(y, {1, 1}), .running_mean = mean, .running_var = var, .eps = 0, .training = false});
+  batch_norm({.x = ConstView(x, {1, 1}),
+              .y = View(y, {1, 1}),
+              .running_mean = mean,
+              .running_var = var,
+              .eps = 0,
+              .training = false});
   EXPECT_EQ(y[0], 1);
 }
 
 TEST(ChannelFaults, FreshRunningStatisticsAreNearlyTheIdentity) {  // B124
   std::vector<float> x = {3}, y = {0}, mean = {0}, var = {1};
-  batch_norm({.x = ConstView(x, {1, 1}), .y = View(y, {1, 1}), .running_mean = mean, .running_var = var, .training = false});
+  batch_norm(
+      {.x = ConstView(x, {1, 1}), .y = View(y, {1, 1}), .running_mean = mean, .running_var = var, .training = false});
   EXPECT_NEAR(y[0], 3, 1e-4);
 }
 

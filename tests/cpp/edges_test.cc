@@ -1,14 +1,6 @@
 // The edges of docs/numerics.md.
-#include <cfenv>
-
 #include "expect.h"
-
-#if defined(__x86_64__)
-#include <xmmintrin.h>
-#endif
-#if defined(NORMKIT_THREADS_openmp)
-#include <omp.h>
-#endif
+#include "float_state.h"
 
 namespace normkit::test {
 namespace {
@@ -178,41 +170,6 @@ TEST(Edges, LargestAndSmallestMagnitudes) {
 
 // ---- the caller's floating-point state -------------------------------------------------------------------------------
 
-// Sets a state on construction and goes back on destruction.
-class FloatState {
- public:
-  FloatState(bool flush, int rounding) : rounding_(std::fegetround()) {
-#if defined(__x86_64__)
-    saved_ = _mm_getcsr();
-#elif defined(__aarch64__)
-    __asm__ volatile("mrs %0, fpcr" : "=r"(saved_));
-#endif
-    std::fesetround(rounding);
-    if (flush) set(get() | kFlush);
-  }
-  ~FloatState() {
-    set(saved_);
-    std::fesetround(rounding_);
-  }
-#if defined(__x86_64__)
-  static constexpr uint64_t kFlush = 0x8040;  // FTZ, DAZ
-  static uint64_t get() { return _mm_getcsr() & ~0x3fu; }
-  static void set(uint64_t v) { _mm_setcsr(static_cast<unsigned>(v)); }
-#elif defined(__aarch64__)
-  static constexpr uint64_t kFlush = 1u << 24;
-  static uint64_t get() {
-    uint64_t v;
-    __asm__ volatile("mrs %0, fpcr" : "=r"(v));
-    return v;
-  }
-  static void set(uint64_t v) { __asm__ volatile("msr fpcr, %0" : : "r"(v)); }
-#endif
-
- private:
-  uint64_t saved_ = 0;
-  int rounding_;
-};
-
 TEST(Edges, FloatingPointStateOfTheCallerIsNotTrusted) {
   for (Op op : kOps) {
     for (DType type : kTypes) {
@@ -235,29 +192,10 @@ TEST(Edges, FloatingPointStateOfTheCallerIsNotTrusted) {
           Outputs out;
           NormArgs f = forward_args(c, in, out);
           NormGradArgs b = backward_args(c, in, out);
-          uint64_t before = 0, after = 0;
-          {
-            const FloatState state(true, rounding);
-#if defined(NORMKIT_THREADS_openmp)
-#pragma omp parallel num_threads(4)
-            {
-              FloatState::set(FloatState::get() | FloatState::kFlush);
-              std::fesetround(rounding);
-            }
-#endif
-            before = FloatState::get();
+          EXPECT_TRUE(under_float_state(rounding, [&] {
             call(op, f, {4});
             call(op, b, {4});
-            after = FloatState::get();
-          }
-#if defined(NORMKIT_THREADS_openmp)
-#pragma omp parallel num_threads(4)
-          {
-            FloatState::set(FloatState::get() & ~FloatState::kFlush);
-            std::fesetround(FE_TONEAREST);
-          }
-#endif
-          EXPECT_EQ(before, after) << "the state was not restored";
+          })) << "the state was not restored";
           EXPECT_EQ(difference(out, expected), "") << c << " rounding mode " << rounding;
         }
       }
