@@ -64,30 +64,16 @@ void sums_of_planes(const Problem& p, const Map& m, Work& w) {
   }
 }
 void sums_of_columns(const Problem& p, const Map& m, Work& w, int team) {
-  const int64_t rows = m.sizes.n * m.sizes.s, blocks = (rows + kRowBlock - 1) / kRowBlock, pad = padded(m.sizes.c);
-  const auto block = [&](int64_t b, double* g, double* gx) {
-    p.k.block_grad_sums(m, w.coefs, b * kRowBlock, std::min(kRowBlock, rows - b * kRowBlock), g, gx);
-  };
-  const auto add = [&](const double* g, const double* gx, int64_t c0, int64_t c1) {
-    for (int64_t c = c0; c < c1; ++c) w.g[c] += g[c], w.gx[c] += gx[c];
-  };
-  std::fill(w.g, w.g + pad, 0.0);
-  std::fill(w.gx, w.gx + pad, 0.0);
-  if (team == 1) {
-    for (int64_t b = 0; b < blocks; ++b) {
-      block(b, w.g_part, w.gx_part);
-      add(w.g_part, w.gx_part, 0, m.sizes.c);
-    }
-    return;
-  }
-  parallel(team, [&](int t) {
-    const Range r = range_of(blocks, 1, team, t);
-    for (int64_t b = r.begin; b < r.end; ++b) block(b, w.block_sums[b], w.block_sums[b] + pad);
-  });
-  parallel(team, [&](int t) {
-    const Range r = range_of(m.sizes.c, kPad, team, t);
-    for (int64_t b = 0; b < blocks; ++b) add(w.block_sums[b], w.block_sums[b] + pad, r.begin, r.end);
-  });
+  std::fill(w.g, w.g + m.sizes.c, 0.0);
+  std::fill(w.gx, w.gx + m.sizes.c, 0.0);
+  each_wave(
+      m.sizes.n * m.sizes.s, m.sizes.c, w, team,
+      [&](int64_t row, int64_t count, const MomentArrays& slot) {
+        p.k.block_grad_sums(m, w.coefs, row, count, slot.origin, slot.shift);
+      },
+      [&](int64_t, int64_t, const MomentArrays& slot, const Range& range) {
+        for (int64_t c = range.begin; c < range.end; ++c) w.g[c] += slot.origin[c], w.gx[c] += slot.shift[c];
+      });
 }
 
 // dx as an affine map; running statistics do not depend on x, so that only rstd * dy * weight is left.

@@ -10,8 +10,9 @@ namespace {
 
 // What is read twice should stay in the L2 cache of a core.
 constexpr int64_t kDomainBytes = 256 << 10;
+// What a team's sums of blocks may take until they are added up.
+constexpr int64_t kWaveBytes = 1 << 20;
 
-int64_t blocks_of(int64_t rows) { return (rows + kRowBlock - 1) / kRowBlock; }
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 MomentArrays moment_arrays(Arena& arena, int64_t count) {
@@ -147,25 +148,19 @@ void Problem::place(Work& w, const Split& s, Arena& arena, bool backward) const 
   w.affine = {arena.take<double>(n), arena.take<double>(n), arena.take<double>(n)};
   const auto narrow = [&]() -> void* { return arena.take<char>((n + kPad) * elem); };  // see place_of_last()
   w.coefs = {narrow(), narrow(), narrow(), narrow(), arena.take<uint8_t>(n), false, w.channels, w.affine};
-  w.g = backward ? arena.take<double>(2 * n) : nullptr;
-  w.gx = backward && w.g ? w.g + n : nullptr;
-  w.g_part = backward ? arena.take<double>(2 * n) : nullptr;
-  w.gx_part = backward && w.g_part ? w.g_part + n : nullptr;
-  if (!columns() || s.team == 1) return;
-  const int64_t blocks = blocks_of((across_samples ? sizes().n : 1) * sizes().s);
-  const bool moments = !given_rstd;
-  MomentArrays* block_moments = arena.take<MomentArrays>(moments ? blocks : 0);
-  for (int64_t b = 0; moments && b < blocks; ++b) {
+  w.g = arena.take<double>(backward ? n : 0);
+  w.gx = arena.take<double>(backward ? n : 0);
+  w.g_part = arena.take<double>(backward ? n : 0);
+  w.gx_part = arena.take<double>(backward ? n : 0);
+  if (!columns()) return;
+  const int64_t blocks = ceil_div((across_samples ? sizes().n : 1) * sizes().s, kRowBlock);
+  const int64_t slot_bytes = 4 * n * static_cast<int64_t>(sizeof(double));
+  w.wave = s.team == 1 ? 1 : std::min(blocks, std::max<int64_t>(4 * s.team, kWaveBytes / slot_bytes));
+  w.slots = arena.take<MomentArrays>(w.wave);
+  for (int64_t i = 0; i < w.wave; ++i) {
     const MomentArrays m = moment_arrays(arena, n);
-    if (block_moments) block_moments[b] = m;
+    if (w.slots) w.slots[i] = m;
   }
-  w.block_moments = block_moments;
-  double** block_sums = arena.take<double*>(backward ? blocks : 0);
-  for (int64_t b = 0; backward && b < blocks; ++b) {
-    double* sums = arena.take<double>(2 * n);
-    if (block_sums) block_sums[b] = sums;
-  }
-  w.block_sums = block_sums;
 }
 
 Work* Problem::place(const Split& s, Arena& arena, bool backward) const {
@@ -190,29 +185,15 @@ void Problem::moments_of_planes(const Domain& d, Work& w) const {
 void Problem::moments_of_columns(const Domain& d, Work& w, int team) const {
   const Tensor x = at[0].at(d.n0, d.c0);
   const Sizes part = sizes_of(d);
-  const int64_t rows = part.n * part.s, blocks = blocks_of(rows);
-  const auto size_of = [&](int64_t b) { return std::min(kRowBlock, rows - b * kRowBlock); };
-  const auto merge_block = [&](int64_t b, const MomentArrays& m, int64_t c0, int64_t c1) {
-    k.merge(from(w.total, c0), static_cast<double>(b * kRowBlock), from(m, c0), static_cast<double>(size_of(b)),
-            c1 - c0);
-  };
-  if (team == 1) {
-    for (int64_t b = 0; b < blocks; ++b) {
-      k.block_moments(x, part, b * kRowBlock, size_of(b), b == 0 ? w.total : w.part);
-      if (b > 0) merge_block(b, w.part, 0, part.c);
-    }
-  } else {
-    parallel(team, [&](int t) {
-      const Range r = range_of(blocks, 1, team, t);
-      for (int64_t b = r.begin; b < r.end; ++b) k.block_moments(x, part, b * kRowBlock, size_of(b), w.block_moments[b]);
-    });
-    parallel(team, [&](int t) {
-      const Range r = range_of(part.c, kPad, team, t);
-      if (r.begin >= r.end) return;
-      copy_moments(w.total, w.block_moments[0], r.begin, r.end);
-      for (int64_t b = 1; b < blocks; ++b) merge_block(b, w.block_moments[b], r.begin, r.end);
-    });
-  }
+  const int64_t rows = part.n * part.s;
+  each_wave(
+      rows, part.c, w, team,
+      [&](int64_t row, int64_t count, const MomentArrays& slot) { k.block_moments(x, part, row, count, slot); },
+      [&](int64_t row, int64_t count, const MomentArrays& slot, const Range& c) {
+        if (row == 0) return copy_moments(w.total, slot, c.begin, c.end);
+        k.merge(from(w.total, c.begin), static_cast<double>(row), from(slot, c.begin), static_cast<double>(count),
+                c.end - c.begin);
+      });
   if (set_channels == 1) return;
   for (int64_t i = 0; i < part.c / set_channels; ++i) {  // the channels of a group, in rising order
     rows::Moments sum;

@@ -71,8 +71,10 @@ struct Work {
   Affine affine;
   Coefs coefs;
   double *g, *gx, *g_part, *gx_part;  // backward: sums per channel
-  MomentArrays* block_moments;        // columns, for a team: of every block of positions
-  double** block_sums;                // the same, g then gx
+  // Columns: what blocks of positions give until it is added up, a wave of blocks at a time. Moments, or (backward) the
+  // sums g and gx in place of origin and shift.
+  int64_t wave;
+  MomentArrays* slots;
 };
 
 // A call: its sets, and the source of their statistics.
@@ -120,6 +122,26 @@ void each_domain(const Problem& p, const Split& s, Work* works, const F& f) {
     const Range r = range_of(s.count, 1, s.workers, part);
     for (int64_t i = r.begin; i < r.end; ++i) f(p.domain(s, i), works[part], s.team);
   });
+}
+
+// The blocks of `rows` positions, shared by a team: sum(first row, rows, slot) for each, then, in rising order of the blocks,
+// add(first row, rows, slot, range of channels).
+template <class Sum, class Add>
+void each_wave(int64_t rows, int64_t channels, const Work& w, int team, const Sum& sum, const Add& add) {
+  const int64_t blocks = (rows + kRowBlock - 1) / kRowBlock;
+  const auto size_of = [&](int64_t b) { return rows - b * kRowBlock < kRowBlock ? rows - b * kRowBlock : kRowBlock; };
+  for (int64_t first = 0; first < blocks; first += w.wave) {
+    const int64_t count = blocks - first < w.wave ? blocks - first : w.wave;
+    parallel(team, [&](int part) {
+      const Range r = range_of(count, 1, team, part);
+      for (int64_t i = r.begin; i < r.end; ++i) sum((first + i) * kRowBlock, size_of(first + i), w.slots[i]);
+    });
+    parallel(team, [&](int part) {
+      const Range c = range_of(channels, kPad, team, part);
+      if (c.begin >= c.end) return;
+      for (int64_t i = 0; i < count; ++i) add((first + i) * kRowBlock, size_of(first + i), w.slots[i], c);
+    });
+  }
 }
 
 // Args: ChannelNormArgs or ChannelNormGradArgs.
