@@ -46,6 +46,8 @@ inline nb::object finish_gradients(const Operand* const (&given)[3], const Opera
     if (results[i].object.is_valid()) tuple[i] = finish(*given[i], x, results[i]);
   return nb::make_tuple(tuple[0], tuple[1], tuple[2]);
 }
+
+// Outputs that output_mask leaves out, and sums with nothing to add to.
 inline void refuse_unwanted(const char* op, const std::array<bool, 3>& wanted, const Operand& dx,
                             const Operand& dweight, const Operand& dbias, bool accumulate) {
   refuse_unused(op, dx, wanted[0], "output_mask[0]");

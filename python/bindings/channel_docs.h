@@ -28,8 +28,8 @@ variance over the positions and channels of one group of one sample, and rstd = 
     "groups : number of groups, a divisor of the channels.\n", "(samples, groups)", false};
 
 inline constexpr const char* kRunning =
-    R"(running_mean, running_var : float32 or float64 arrays of shape (channels,), both or none. Moved in place if training,
-    otherwise used in place of the batch's statistics and only read.
+    R"(running_mean, running_var : float32 or float64 arrays of shape (channels,), both or none. Moved in place if training
+    (then they are outputs: writable, not of JAX), otherwise used in place of the batch's statistics and only read.
 training : False: normalize by the running statistics.
 momentum : from 0 to 1; torch's momentum=None is 1 / (number of batches so far).
 running_update : "torch": running = (1 - momentum) * running + momentum * batch, the variance unbiased; "keras" (and ONNX):
@@ -52,7 +52,7 @@ x : array of shape (samples, channels, positions...) or, with channel_axis=-1, (
          R"(eps : number >= 0.
 channel_axis : 1 (channels first) or -1 (channels last).
 out : writable array for y, of x's shape, x's type or float32. May be x itself; no other overlap. JAX arrays cannot be
-    outputs.
+    outputs. PyTorch's version counters do not see the write.
 return_stats : also return mean and rstd, float64 arrays of shape )" +
          w.sets + R"(: what the backward takes.
 threads : at most so many. None: torch.get_num_threads() for tensors, otherwise the processors of this process. The
@@ -60,9 +60,10 @@ threads : at most so many. None: torch.get_num_threads() for tensors, otherwise 
 
 Returns
 -------
-y, or (y, mean, rstd) with return_stats: arrays of x's kind. A new y has x's type and, where x is dense, x's memory
-layout: channels last in, channels last out. An empty batch gives an empty y, mean and rstd of 0, and leaves running
-statistics as they are.
+y, or (y, mean, rstd) with return_stats: arrays of x's kind (NumPy for objects that only have the buffer protocol). A new
+y has x's type and, where x is a dense NumPy array or PyTorch tensor, x's memory layout: channels last in, channels last
+out. An empty batch gives an empty y, mean and rstd of 0, and leaves running statistics as they are. JAX gives float32
+statistics unless jax_enable_x64 is set.
 
 Raises
 ------

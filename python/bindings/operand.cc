@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 
 namespace normkit::python {
 
@@ -93,32 +94,42 @@ Result make_result(const char* op, const Operand& given, const Operand& like, DT
   return result;
 }
 
-// The dimensions of a view by falling stride, if they follow each other without gaps in that order.
-static bool dense_order(const View& v, std::array<int64_t, kMaxRank>& order) {
-  for (int d = 0; d < v.rank; ++d) order[static_cast<size_t>(d)] = d;
-  const auto stride = [&](int64_t d) {
-    return v.shape[static_cast<size_t>(d)] == 1 ? 0 : v.strides[static_cast<size_t>(d)];
-  };
-  const auto end = order.begin() + v.rank;
-  std::stable_sort(order.begin(), end, [&](int64_t a, int64_t b) { return stride(a) > stride(b) && stride(b) > 0; });
-  int64_t step = 1;
-  for (auto d = end; d != order.begin();) {
-    --d;
-    const int64_t size = v.shape[static_cast<size_t>(*d)];
-    if (size == 1) continue;
-    if (v.strides[static_cast<size_t>(*d)] != step) return false;
-    step *= size;
-  }
-  return true;
+namespace {
+
+// The dimensions of a view by falling stride.
+std::array<int64_t, kMaxRank> order_of(const View& v) {
+  std::array<int64_t, kMaxRank> order{};
+  std::iota(order.begin(), order.end(), 0);
+  const auto stride = [&](int64_t d) { return v.strides[static_cast<size_t>(d)]; };
+  std::stable_sort(order.begin(), order.begin() + v.rank, [&](int64_t a, int64_t b) { return stride(a) > stride(b); });
+  return order;
 }
+
+// Whether the elements fill their memory without gaps, in an order of the dimensions that is not the contiguous one. A
+// dimension of one element takes part in neither.
+bool dense_permuted(const View& v, const std::array<int64_t, kMaxRank>& order) {
+  int64_t step = 1, inner = kMaxRank;
+  bool permuted = false;
+  for (int i = v.rank - 1; i >= 0; --i) {
+    const size_t d = static_cast<size_t>(order[static_cast<size_t>(i)]);
+    if (v.shape[d] == 1) continue;
+    if (v.strides[d] != step) return false;
+    permuted |= order[static_cast<size_t>(i)] > inner;
+    inner = order[static_cast<size_t>(i)];
+    step *= v.shape[d];
+  }
+  return permuted && v.numel() > 0;
+}
+
+}  // namespace
 
 Result make_result_like(const char* op, const Operand& given, const Operand& like, DType dtype) {
   const View& v = like.view;
   const std::span<const int64_t> shape(v.shape.data(), static_cast<size_t>(v.rank));
-  std::array<int64_t, kMaxRank> order{}, sizes{}, axes{};
-  const bool permuted =
-      v.numel() > 0 && dense_order(v, order) && !std::is_sorted(order.begin(), order.begin() + v.rank);
-  if (given || like.kind == Kind::foreign || !permuted) return make_result(op, given, like, dtype, shape);
+  const std::array<int64_t, kMaxRank> order = order_of(v);
+  if (given || like.kind == Kind::foreign || !dense_permuted(v, order))
+    return make_result(op, given, like, dtype, shape);
+  std::array<int64_t, kMaxRank> sizes{}, axes{};
   for (size_t i = 0; i < shape.size(); ++i) {
     sizes[i] = shape[static_cast<size_t>(order[i])];
     axes[static_cast<size_t>(order[i])] = static_cast<int64_t>(i);

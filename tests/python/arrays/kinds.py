@@ -1,11 +1,23 @@
 """The kinds of arrays that the tests pass: made from NumPy arrays and turned back into them, bits unchanged."""
 
 import jax
+import normkit
 import numpy as np
 import torch
 from reference import bfloat16
 
 OPS = ("layer_norm", "rms_norm", "l2_norm")
+CHANNEL_OPS = ("batch_norm", "instance_norm", "group_norm")
+GROUPS = 2  # of group_norm in the tests
+
+
+def channel_norm(op: str, groups: int = GROUPS):
+    """The function of a channel norm or its backward; group_norm gets its groups, so that all are called alike."""
+    function = getattr(normkit, op)
+    if not op.startswith("group_norm"):
+        return function
+    arrays = 2 if op.endswith("backward") else 1
+    return lambda *given, **options: function(*given[:arrays], groups, *given[arrays:], **options)
 
 
 def to_torch(array: np.ndarray) -> torch.Tensor:
