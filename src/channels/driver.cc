@@ -11,7 +11,7 @@ namespace {
 // What is read twice should stay in the L2 cache of a core.
 constexpr int64_t kDomainBytes = 256 << 10;
 // What a team's sums of blocks may take until they are added up.
-constexpr int64_t kWaveBytes = 1 << 20;
+constexpr int64_t kWaveBytes = 256 << 10;
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 

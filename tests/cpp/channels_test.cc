@@ -140,7 +140,7 @@ TEST(Channels, LargeCallsHaveTheSameBitsOnAnyNumberOfThreads) {
 
 // More blocks of positions than a team keeps the sums of.
 TEST(Channels, WavesOfBlocksHaveTheSameBitsOnAnyNumberOfThreads) {
-  const ChannelCase c{.x = DType::bf16, .weight = DType::f32, .n = 9, .c = 4096, .s = 260, .memory = Memory::columns};
+  const ChannelCase c{.x = DType::bf16, .weight = DType::f32, .n = 9, .c = 1024, .s = 260, .memory = Memory::columns};
   const ChannelInputs in = make_inputs(c);
   const ChannelOutputs plain = run(c, in);
   for (int threads : {2, 3}) ASSERT_EQ(difference(plain, run(c, in, {.threads = threads})), "") << threads;
