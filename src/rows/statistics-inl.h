@@ -135,11 +135,21 @@ NORMKIT_INLINE C load_probes(const SourceRow& s, int64_t c, int64_t m, V (&p)[2 
     for (int k = 0; k < kPairs; ++k) pair_at(p, k) = load<kSrc>(s, c + k * kPairElems);
     return 0;
   }
-  C probe[kSumLanes] = {};
-  load_natural(s, c, m, probe);
-  const C first = probe[0];
-  for (int64_t j = 0; j < m; ++j) probe[j] -= first;
-  for (int k = 0; k < kPairs; ++k) pair_at(p, k) = load_c(probe + k * kPairElems);
+  C last[kSumLanes];  // a partial pair (and room that GCC believes in); what is missing is at distance 0 from the first
+  load_natural(s, c, min64(m, kPairElems), last);
+  const C first = last[0];
+  const V base = splat(first);
+  for (int k = 0; k < kPairs; ++k) {
+    const int64_t at = k * kPairElems;
+    pair_at(p, k) = Pair{V{}, V{}};
+    if (at + kPairElems <= m) {
+      pair_at(p, k) = load<kSrc>(s, c + at) - base;
+    } else if (at < m) {
+      store_c({base, base}, last);
+      load_natural(s, c + at, m - at, last);
+      pair_at(p, k) = load_c(last) - base;
+    }
+  }
   return first;
 }
 
